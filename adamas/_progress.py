@@ -1,0 +1,64 @@
+"""The progress display of a run: a bar on a terminal, nothing elsewhere."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+# Composing costs a good part of a second, so the display asks for epsilon rarely.
+_SECONDS_BETWEEN_EPSILONS = 10.0
+
+
+@contextmanager
+def progress_bar(
+    enabled: bool | None, done: int, total: int, epsilon: Callable[[], float]
+) -> Iterator[Callable[[], None]]:
+    """Shows steps, time and now and then epsilon; yields a function that advances by one step.
+
+    Args:
+        enabled: None shows the bar if standard error is a terminal and `CI` is not set.
+        done: Steps that are already done.
+        total: Steps in all.
+        epsilon: What was spent so far.
+    """
+    if enabled is None:
+        enabled = sys.stderr.isatty() and not os.environ.get("CI")
+    if not enabled:
+        yield _nothing
+        return
+    columns = (
+        TextColumn("private steps"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[spent]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as display:
+        task = display.add_task("", total=total, completed=done, spent="")
+        asked = time.monotonic()
+
+        def advance() -> None:
+            nonlocal asked
+            display.advance(task)
+            if time.monotonic() - asked > _SECONDS_BETWEEN_EPSILONS:
+                display.update(task, spent=f"ε = {epsilon():.3g}")
+                asked = time.monotonic()
+
+        yield advance
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,66 @@
+"""Checks of arguments: each raises with the argument's name, its value and what was expected."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+def positive(**values: float) -> None:
+    """Raises unless every value is a finite number above 0."""
+    _check(values, lambda x: 0 < x < math.inf, "> 0 and finite")
+
+
+def positive_or_inf(**values: float) -> None:
+    """Raises unless every value is above 0; infinity is allowed."""
+    _check(values, lambda x: x > 0, "> 0")
+
+
+def non_negative(**values: float) -> None:
+    """Raises unless every value is a finite number, 0 or above."""
+    _check(values, lambda x: 0 <= x < math.inf, ">= 0 and finite")
+
+
+def probability(**values: float) -> None:
+    """Raises unless every value lies strictly between 0 and 1."""
+    _check(values, lambda x: 0 < x < 1, "in (0, 1)")
+
+
+def rate(**values: float) -> None:
+    """Raises unless every value lies in (0, 1]."""
+    _check(values, lambda x: 0 < x <= 1, "in (0, 1]")
+
+
+def decay(**values: float) -> None:
+    """Raises unless every value lies in [0, 1)."""
+    _check(values, lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def decays(**values: Sequence[float]) -> None:
+    """Raises unless every value is a pair of numbers in [0, 1)."""
+    for name, pair in values.items():
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"Expected {name}={pair!r} to be a pair of numbers.")
+        decay(**{f"{name}[{index}]": value for index, value in enumerate(pair)})
+
+
+def count(**values: int) -> None:
+    """Raises unless every value is a whole number, 1 or above."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"Expected {name}={value!r} to be a whole number.")
+    _check(values, lambda x: x >= 1, ">= 1")
+
+
+def one_of(choices: Iterable[object], **values: object) -> None:
+    """Raises unless every value is among the choices."""
+    known = list(choices)
+    for name, value in values.items():
+        if value not in known:
+            raise ValueError(f"Expected {name}={value!r} to be one of {', '.join(map(repr, known))}.")
+
+
+def _check(values: Mapping[str, float], accept: Callable[[float], bool], expected: str) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"Expected {name}={value!r} to be a number {expected}.")
+        if not accept(value):
+            raise ValueError(f"Expected {name}={value!r} {expected}.")

@@ -1,0 +1,181 @@
+"""From a budget to a noise multiplier or a number of steps, and back.
+
+All functions take Poisson sampling with probability `sampling_rate`, `steps` releases of a Gaussian with
+noise multiplier `noise_multiplier`, and add/remove adjacency. Every answer keeps the promise that it was
+asked for: its epsilon was computed, and is at most the target.
+"""
+
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+from scipy.optimize import brentq
+
+from adamas import _validate, ledger
+
+_ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_LARGEST_MULTIPLIER = 2.0**20
+_LARGEST_STEPS = 2**32
+_TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
+
+
+def epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
+    """The epsilon of so many steps.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> round(calibrate.epsilon(
+        ...     noise_multiplier=0.5, sampling_rate=256 / 60000, steps=1175, delta=1e-5), 3)
+        7.479
+    """
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.rate(sampling_rate=sampling_rate)
+    _validate.count(steps=steps)
+    event = _step(noise_multiplier, sampling_rate)
+    return ledger.composed_epsilon([(event, steps)], delta, accountant)
+
+
+def epsilon_curve(
+    *, noise_multiplier: float, sampling_rate: float, steps: int, delta: float, points: int = 32
+) -> np.ndarray:
+    """The epsilon after 1, 2, ..., `steps` steps: see `adamas.ledger.epsilon_curve`."""
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.rate(sampling_rate=sampling_rate)
+    event = _step(noise_multiplier, sampling_rate)
+    return ledger.epsilon_curve(event, steps, delta, points=points)
+
+
+def noise_multiplier(
+    *, epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "pld"
+) -> float:
+    """The smallest noise multiplier whose epsilon is at most the target, rounded up to 4 decimals.
+
+    From 10 on the rounding is to 5 significant digits.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.noise_multiplier(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=1000)
+        0.8136
+    """
+    _validate.rate(sampling_rate=sampling_rate)
+    _validate.count(steps=steps)
+    return noise_multiplier_for(
+        lambda z: dp_accounting.SelfComposedDpEvent(_step(z, sampling_rate), steps),
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+def noise_multiplier_for(
+    make_event: Callable[[float], dp_accounting.DpEvent],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+    relation: NeighboringRelation = _ADD_REMOVE,
+) -> float:
+    """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+
+    def excess(z: float, *, coarse: bool) -> float:
+        entries = [(make_event(z), 1)]
+        return ledger.composed_epsilon(entries, delta, accountant, relation, coarse=coarse) - epsilon
+
+    # A coarse epsilon is never below the fine one, so `high` is good enough for both.
+    high = 1.0
+    while excess(high, coarse=True) > 0:
+        high *= 2
+        if high > _LARGEST_MULTIPLIER:
+            raise ValueError(
+                f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise "
+                f"multiplier of {_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or "
+                "make fewer steps."
+            )
+    low = high / 2
+    while excess(low, coarse=True) <= 0:
+        low, high = low / 2, low
+    rough = brentq(lambda z: excess(z, coarse=True), low, high, xtol=1e-3 * low, rtol=1e-3)
+    # Secant steps in logarithms from the coarse answer to the fine one, then the last decimal.
+    z, fine = rough, excess(rough, coarse=False) + epsilon
+    above = excess(1.01 * z, coarse=True) / epsilon + 1
+    slope = math.log(above / (excess(z, coarse=True) / epsilon + 1)) / math.log(1.01)
+    while abs(math.log(epsilon / fine)) > 1e-4:
+        before, fine_before = z, fine
+        z *= (epsilon / fine) ** (1 / slope)
+        fine = excess(z, coarse=False) + epsilon
+        slope = math.log(fine / fine_before) / math.log(z / before)
+    per_unit = _TICKS / 10 ** max(0, math.floor(math.log10(z)))
+    ticks = math.ceil(z * (epsilon / fine) ** (1 / slope) * per_unit)
+    while excess(ticks / per_unit, coarse=False) > 0:
+        ticks += 1
+    while ticks > 1 and excess((ticks - 1) / per_unit, coarse=False) <= 0:
+        ticks -= 1
+    return float(ticks / per_unit)
+
+
+def steps(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    accountant: str = "pld",
+) -> int:
+    """The largest number of steps whose epsilon is at most the target.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.steps(epsilon=8.0, delta=1e-5, noise_multiplier=3.0,
+        ...                 sampling_rate=4096 / 45000, accountant="rdp")
+        2479
+    """
+    _validate.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    _validate.probability(delta=delta)
+    _validate.rate(sampling_rate=sampling_rate)
+    event = _step(noise_multiplier, sampling_rate)
+
+    def affordable(count: int, coarse: bool = False) -> bool:
+        entries = [(event, count)]
+        return ledger.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
+
+    if not affordable(1):
+        raise ValueError(
+            f"Expected epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="
+            f"{noise_multiplier!r} and sampling_rate={sampling_rate!r} it does not. Raise either "
+            "epsilon or noise_multiplier."
+        )
+    low, high = 1, 2
+    while affordable(high, coarse=True):
+        low, high = high, high * 2
+        if high > _LARGEST_STEPS:
+            raise ValueError(f"Expected fewer than {_LARGEST_STEPS} steps to exhaust the budget.")
+    low, high = _bisected(lambda count: affordable(count, coarse=True), low, high)
+    # The fine answer is a little more than the coarse one.
+    stride = max(1, low // 200)
+    while affordable(high):
+        low, high = high, high + stride
+        stride *= 2
+    return _bisected(affordable, low, high)[0]
+
+
+def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
+    """The neighbours (n, n + 1) between `low`, good, and `high`, not good, where it changes."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low, high
+
+
+def _step(noise_multiplier: float, sampling_rate: float) -> dp_accounting.DpEvent:
+    return dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier))

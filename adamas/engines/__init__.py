@@ -1,0 +1,29 @@
+"""Engines: what turns a model, a loss and a batch into the two answers that privacy needs.
+
+An engine is made of `(model, loss, batch)` and answers `norms(geometry)`, the whitened gradient norm
+of each example, and `weighted_sum(weights)`, the weighted sum of the examples' gradients. Nothing else
+of the per-example gradients is ever needed, so an engine need not hold them.
+
+    loop        one example at a time: slow, simple, the oracle of the tests
+    vmap        `torch.func.vmap`, for every model that it accepts
+    stacked     gradients that are already in hand, such as clients' updates
+"""
+
+from adamas.engines.base import Engine, EngineFactory, Loss, trainable_parameters
+from adamas.engines.loop import Loop
+from adamas.engines.stacked import Stacked
+from adamas.engines.vmap import Vmap
+
+ENGINES: dict[str, EngineFactory] = {"vmap": Vmap, "loop": Loop}
+"""Engines by name, the preferred one first: `engine="auto"` takes the first that accepts the model."""
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineFactory",
+    "Loop",
+    "Loss",
+    "Stacked",
+    "Vmap",
+    "trainable_parameters",
+]

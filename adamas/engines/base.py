@@ -1,0 +1,157 @@
+"""What an engine is, and the part that engines share which hold per-example gradients in chunks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adamas._numerics import accumulation_dtype, squared_norms
+from adamas.errors import UnsupportedError
+from adamas.geometry import Geometry
+
+
+class Loss(Protocol):
+    """One loss per example: `loss(model, batch)` of shape `(n,)`."""
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
+        """Computes the losses of the batch's examples, without averaging them."""
+
+
+class Engine(Protocol):
+    """The two questions that a private gradient asks of a batch."""
+
+    def norms(self, geometry: Geometry) -> Tensor:
+        """The norm of each example's gradient, whitened by the geometry: `(n,)`, float64.
+
+        The norm runs over all trainable parameters together. It is infinite or NaN for an example
+        whose gradient is not finite.
+        """
+
+    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+        """`sum_i weights[i] * g_i` for each trainable parameter.
+
+        An example with weight 0 takes no part, even if its gradient is not finite.
+        """
+
+
+class EngineFactory(Protocol):
+    """How engines are made."""
+
+    def __call__(self, model: nn.Module, loss: Loss, batch: Any, /) -> Engine:
+        """An engine for one (micro-)batch."""
+
+
+class Materialized(ABC):
+    """An engine that computes the gradients of a chunk of examples at a time.
+
+    Chunks are kept for `weighted_sum` while they fit in `cache_bytes`; the others are computed a
+    second time, from the same state of the random number generators, so that dropout draws the same
+    masks and the weights fit the gradients that they were made for.
+    """
+
+    cache_bytes = 1 << 30
+
+    def __init__(self, chunks: list[slice]) -> None:
+        self._chunks = chunks
+        self._cached: dict[int, Mapping[Tensor, Tensor]] = {}
+        self._cached_bytes = 0
+        self._random_states: dict[int, tuple[Tensor, list[Tensor]]] = {}
+
+    @property
+    @abstractmethod
+    def parameters(self) -> list[Tensor]:
+        """The trainable parameters, each once."""
+
+    @abstractmethod
+    def _gradients(self, rows: slice) -> Mapping[Tensor, Tensor]:
+        """The gradients of the examples in `rows`: `(k, *p.shape)` for each parameter."""
+
+    def norms(self, geometry: Geometry) -> Tensor:
+        """See `Engine.norms`."""
+        params = self.parameters
+        device = params[0].device if params else None
+        totals = [torch.zeros(0, dtype=torch.float64, device=device)]
+        for index in range(len(self._chunks)):
+            squares = torch.zeros((), dtype=torch.float64, device=device)
+            for p, g in self._chunk(index).items():
+                # A bare scale divides the norm instead of every coordinate.
+                s = geometry.scale[p]
+                if geometry.center_of(p) is None and not isinstance(s, Tensor):
+                    squares = squares + squared_norms(g) / s**2
+                else:
+                    squares = squares + squared_norms(geometry.whiten(p, g))
+            totals.append(squares)
+        return torch.cat(totals).sqrt()
+
+    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+        """See `Engine.weighted_sum`."""
+        result = {
+            p: torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
+            for p in self.parameters
+        }
+        for index, rows in enumerate(self._chunks):
+            w = weights[rows]
+            kept = w != 0
+            if not kept.any():
+                continue
+            for p, g in self._chunk(index).items():
+                if not kept.all():
+                    g = g[kept]  # 0 x NaN is NaN: such rows must not enter the product
+                total = result[p]
+                flat = g.reshape(g.shape[0], -1).to(total.dtype)
+                total += (w[kept].to(total) @ flat).view(total.shape)
+        return result
+
+    def _chunk(self, index: int) -> Mapping[Tensor, Tensor]:
+        if index in self._cached:
+            return self._cached[index]
+        if index in self._random_states:
+            now = _get_random_state()
+            _set_random_state(self._random_states[index])
+            try:
+                return self._gradients(self._chunks[index])
+            finally:
+                _set_random_state(now)
+        self._random_states[index] = _get_random_state()
+        gradients = self._gradients(self._chunks[index])
+        size = sum(g.numel() * g.element_size() for g in gradients.values())
+        if self._cached_bytes + size <= self.cache_bytes:
+            self._cached[index] = gradients
+            self._cached_bytes += size
+        return gradients
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that take part in clipping and noise, by name; a shared one appears once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def check_losses(losses: Tensor, n: int) -> Tensor:
+    """Returns the losses if they are one differentiable number per example; raises otherwise."""
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"Expected loss(model, batch) to return a tensor, got {type(losses).__name__}.")
+    if losses.shape != (n,):
+        raise UnsupportedError(
+            f"Expected loss(model, batch) of shape ({n},), one loss per example, for a batch of {n}; "
+            f'got {tuple(losses.shape)}. Use reduction="none", and sum or average over the axes of one '
+            "example only."
+        )
+    if not losses.requires_grad:
+        raise UnsupportedError(
+            "Expected loss(model, batch) to depend on a trainable parameter, but it needs no gradient. "
+            "Do not call it under torch.no_grad(), and do not detach its result."
+        )
+    return losses
+
+
+def _get_random_state() -> tuple[Tensor, list[Tensor]]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), cuda
+
+
+def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])

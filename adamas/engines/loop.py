@@ -1,0 +1,35 @@
+"""One example at a time: the engine that is obviously right, and the oracle of all tests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adamas._numerics import batch_length, map_tensors
+from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
+
+
+class Loop(Materialized):
+    """Calls the model on batches of one example and differentiates each loss by itself.
+
+    Needs: nothing but a model that takes a batch of one. Memory: the gradients of one example, beside
+    those that fit in the cache.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Any) -> None:
+        super().__init__([slice(i, i + 1) for i in range(batch_length(batch))])
+        self._model, self._loss, self._batch = model, loss, batch
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """See `Materialized.parameters`."""
+        return list(trainable_parameters(self._model).values())
+
+    def _gradients(self, rows: slice) -> Mapping[Tensor, Tensor]:
+        params = self.parameters
+        example = map_tensors(lambda x: x[rows], self._batch)
+        with torch.enable_grad():
+            losses = check_losses(self._loss(self._model, example), 1)
+            gradients = torch.autograd.grad(losses[0], params, allow_unused=True, materialize_grads=True)
+        return {p: g.unsqueeze(0) for p, g in zip(params, gradients, strict=True)}

@@ -1,0 +1,9 @@
+"""The one error class of our own."""
+
+
+class UnsupportedError(ValueError):
+    """A model, loss, engine or data set for which the guarantee cannot be kept.
+
+    Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`; this class is
+    for what is well-formed but would make the private gradient wrong, so that it is refused.
+    """

@@ -1,0 +1,97 @@
+r"""The geometry in which gradients are clipped: a centre and a scale.
+
+An example's gradient :math:`g` is whitened, clipped to the unit ball and summed:
+
+.. math::
+    u = (g - c) / s, \qquad \bar u = u / \max(1, \|u\|_2).
+
+So the sum has L2 sensitivity 1 whatever the centre and the scale are, as long as they do not depend
+on the data of this step other than through earlier releases. DP-SGD is :math:`c = 0, s = C`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+Value: TypeAlias = Tensor | float
+"""A number for a whole tensor, or a tensor with a value per coordinate."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A centre and a scale for each parameter, each one number or one value per coordinate.
+
+    Attributes:
+        center: The point that whitening subtracts; a missing parameter, or None, means 0.
+        scale: The positive width that whitening divides by.
+
+    Guarantee:
+        | scale | what happens |
+        |---|---|
+        | 0, negative or NaN | refused at construction |
+        | infinite (a number) | nothing is clipped; only allowed without noise |
+        | not finite (per coordinate) | refused at construction |
+
+    Example:
+        >>> import torch
+        >>> from adamas import Geometry
+        >>> p = torch.nn.Parameter(torch.zeros(2))
+        >>> Geometry.ball([p], radius=2.0).whiten(p, torch.tensor([1.0, -4.0]))
+        tensor([ 0.5000, -2.0000])
+    """
+
+    center: Mapping[Tensor, Value] | None
+    scale: Mapping[Tensor, Value]
+
+    def __post_init__(self) -> None:
+        for p, s in self.scale.items():
+            _check_scale(p, s)
+        for p, c in (self.center or {}).items():
+            if p not in self.scale:
+                raise ValueError("Expected the centre's parameters to be among the scale's.")
+            if isinstance(c, Tensor) and c.dim() and c.shape != p.shape:
+                raise ValueError(f"Expected a centre of shape {tuple(p.shape)}, got {tuple(c.shape)}.")
+
+    @classmethod
+    def ball(cls, params: Iterable[Tensor], radius: float = 1.0) -> "Geometry":
+        """The ball of this radius around 0 over all parameters together: flat clipping."""
+        return cls(center=None, scale=dict.fromkeys(params, float(radius)))
+
+    def scaled(self, factor: float) -> "Geometry":
+        """The same centre, with the scale multiplied by a number (a clip norm)."""
+        if factor == 1.0:
+            return self
+        return Geometry(self.center, {p: s * factor for p, s in self.scale.items()})
+
+    def center_of(self, p: Tensor) -> Value | None:
+        """The centre of one parameter, or None for 0."""
+        return None if self.center is None else self.center.get(p)
+
+    def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:
+        """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
+        c = self.center_of(p)
+        return (gradients if c is None else gradients - c) / self.scale[p]
+
+    def unwhiten(self, p: Tensor, whitened: Tensor) -> Tensor:
+        """`c + s u`, the inverse of `whiten`."""
+        c = self.center_of(p)
+        spread = whitened * self.scale[p]
+        return spread if c is None else spread + c
+
+
+def _check_scale(p: Tensor, s: Value) -> None:
+    if isinstance(s, Tensor):
+        if s.dim() and s.shape != p.shape:
+            raise ValueError(f"Expected a scale of shape {tuple(p.shape)}, got {tuple(s.shape)}.")
+        if s.numel():
+            low, high = s.aminmax()  # NaN propagates to both
+            if not (low > 0 and high < math.inf):
+                raise ValueError(
+                    f"Expected a geometry's scale to be finite and > 0, found values from {low:g} to "
+                    f"{high:g}."
+                )
+    elif not s > 0:
+        raise ValueError(f"Expected a geometry's scale={s!r} > 0.")

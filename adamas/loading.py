@@ -1,0 +1,161 @@
+"""From a map-style data set to logical batches, loaded in micro-batches, by worker processes if wanted."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from adamas import _validate
+from adamas._numerics import batch_length, map_tensors
+from adamas.sampling import Draw, Sampler
+
+
+class Batch:
+    """One logical batch, as a sampler drew it: the ticket for a recorded release.
+
+    Iterating loads its micro-batches one after the other, each with the number of padding rows at its
+    end. How many examples it holds is private under Poisson sampling.
+    """
+
+    def __init__(self, step: int, draw: Draw, loader: "Loader", loaded: Iterator[Any] | None) -> None:
+        self.step = step
+        self.loader = loader
+        self._chunks = loader.chunks(draw)
+        self._loaded = loaded
+        self._unread = len(self._chunks) if loaded is not None else 0
+
+    def __repr__(self) -> str:
+        return f"Batch(step={self.step})"
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        for position, (indices, padding) in enumerate(self._chunks):
+            if self._loaded is not None and position == len(self._chunks) - self._unread:
+                self._unread -= 1
+                yield self.loader.check(next(self._loaded), indices), padding
+            else:
+                yield self.loader.check(self.loader.fetch(indices), indices), padding
+
+    def discard(self) -> None:
+        """Takes what the workers have loaded for this batch and nobody read."""
+        while self._unread:
+            assert self._loaded is not None
+            self._unread -= 1
+            next(self._loaded)
+
+
+class Loader:
+    """Loads the batches that a sampler draws.
+
+    Args:
+        dataset: Anything with `__len__` and `__getitem__`.
+        sampler: Draws the indices of each step.
+        collate_fn: Joins examples into a batch of batch-first tensors; torch's default if None.
+        micro_batch_size: Most examples in memory at a time; all of the batch if None.
+        num_workers: Worker processes that load ahead; 0 loads in this process.
+        device: Where the tensors go.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        sampler: Sampler,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        micro_batch_size: int | None = None,
+        num_workers: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        if micro_batch_size is not None:
+            _validate.count(micro_batch_size=micro_batch_size)
+        _validate.non_negative(num_workers=num_workers)
+        self.dataset = dataset
+        self.sampler = sampler
+        self.collate_fn = collate_fn
+        self.micro_batch_size = micro_batch_size
+        self.num_workers = num_workers
+        self.device = device
+
+    def batches(self, first: int, end: int) -> Iterator[Batch]:
+        """The logical batches of steps `first` to `end` - 1; leaving early leaves nothing behind."""
+        loaded = self._prefetch(first, end) if self.num_workers else None
+        for step in range(first, end):
+            batch = Batch(step, self.sampler.indices(step), self, loaded)
+            yield batch
+            batch.discard()
+
+    def chunks(self, draw: Draw) -> list[tuple[np.ndarray, int]]:
+        """The indices of each micro-batch, with its number of padding rows."""
+        n = len(draw.indices)
+        size = self.micro_batch_size or max(1, n)
+        real = n - draw.padding
+        return [
+            (draw.indices[i : i + size], min(n, i + size) - min(max(real, i), i + size, n))
+            for i in range(0, n, size)
+        ]
+
+    def fetch(self, indices: np.ndarray) -> Any:
+        """Loads and collates these examples in this process."""
+        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+            return self.dataset[torch.from_numpy(indices)]
+        return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
+
+    def check(self, data: Any, indices: np.ndarray) -> Any:
+        """Moves a micro-batch to the device, after a look at its length."""
+        if batch_length(data) != len(indices):
+            raise ValueError(
+                "Expected every tensor of a batch to be batch-first, with one row per example that was "
+                f"asked for; collate_fn made {batch_length(data)} rows of another number of examples."
+            )
+        return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
+
+    def _prefetch(self, first: int, end: int) -> Iterator[Any]:
+        # Workers seed their augmentations from this generator, not from the user's global one.
+        words = self.sampler.seed.words("workers", first, count=1)
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=_IndexLists(self, first, end),
+                collate_fn=self.collate_fn,
+                num_workers=self.num_workers,
+                generator=torch.Generator().manual_seed(int(words[0])),
+            )
+        )
+
+
+class _IndexLists:
+    """The micro-batches' index lists of a range of steps, in order."""
+
+    def __init__(self, loader: Loader, first: int, end: int) -> None:
+        self._loader, self._first, self._end = loader, first, end
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self._first, self._end):
+            for indices, _ in self._loader.chunks(self._loader.sampler.indices(step)):
+                yield indices.tolist()
+
+
+def dataset_length(dataset: object) -> int:
+    """The number of examples, or an error that says why it is needed."""
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            "Expected a map-style data set, got an IterableDataset: a stream cannot be sampled at random, "
+            "so nothing could be said about a record's chance to take part. Load it into a data set with "
+            "__getitem__ and __len__."
+        )
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "Expected a data set, got a DataLoader: its batches were not drawn by a sampler that the "
+            "accountant knows. Pass loader.dataset, with batch_size and, if needed, collate_fn."
+        )
+    length, item = getattr(dataset, "__len__", None), getattr(dataset, "__getitem__", None)
+    if length is None or item is None:
+        raise TypeError(
+            f"Expected a data set with __len__ and __getitem__, got {type(dataset).__name__}: the sampling "
+            "rate needs the number of examples."
+        )
+    n = int(length())
+    if n < 1:
+        raise ValueError("Expected a data set with at least one example, got an empty one.")
+    return n

@@ -1,0 +1,136 @@
+r"""The door: the one place where private data becomes a release.
+
+.. math::
+    \tilde g = c + \frac{s}{B} \Big( \sum_i \frac{u_i}{\max(1, \|u_i\|)} + z\,\xi \Big),
+    \qquad u_i = (g_i - c)/s, \quad \xi \sim N(0, I).
+
+:math:`B` is the *expected* batch size: the realised one is private under Poisson sampling.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adamas._numerics import accumulation_dtype
+from adamas.clip import clip_weights
+from adamas.engines import Engine
+from adamas.geometry import Geometry, Value
+from adamas.noise import GaussianNoise
+from adamas.rules.base import Rule
+
+
+@dataclass(frozen=True)
+class PrivateGradient:
+    """A noisy mean gradient, and how noisy it is: public once it was recorded.
+
+    Attributes:
+        mean: The private mean gradient of each parameter.
+        noise_variance: The variance of the noise in it, `(s z / B)^2`, per parameter: one number, or one
+            per coordinate.
+
+    Example:
+        >>> from adamas import PrivateGradient, rules
+        >>> p = torch.nn.Parameter(torch.zeros(2))
+        >>> rule = rules.SGD([p], lr=1.0)
+        >>> PrivateGradient({p: torch.tensor([1.0, 2.0])}, {p: 0.01}).write_to(rule)
+        >>> rule.step()
+        >>> p.data
+        tensor([-1., -2.])
+    """
+
+    mean: Mapping[Tensor, Tensor]
+    noise_variance: Mapping[Tensor, Value]
+
+    def __post_init__(self) -> None:
+        if self.mean.keys() != self.noise_variance.keys():
+            raise ValueError("Expected mean and noise_variance to have the same parameters.")
+        for p, mean in self.mean.items():
+            variance = self.noise_variance[p]
+            if mean.shape != p.shape:
+                raise ValueError(f"Expected a mean of shape {tuple(p.shape)}, got {tuple(mean.shape)}.")
+            if isinstance(variance, Tensor) and variance.dim() and variance.shape != p.shape:
+                raise ValueError(
+                    f"Expected a noise_variance of shape {tuple(p.shape)} or a number, got "
+                    f"{tuple(variance.shape)}."
+                )
+
+    def write_to(self, rule: torch.optim.Optimizer) -> None:
+        """Hands the release to a rule: `p.grad`, and the variance that its `step()` will use.
+
+        Any other `torch.optim` optimizer gets `p.grad` only.
+        """
+        if isinstance(rule, Rule):
+            rule.receive(self.noise_variance)
+        for p, mean in self.mean.items():
+            p.grad = mean.to(p.dtype)
+
+
+def privatize(
+    engines: Iterable[tuple[Engine, int]],
+    geometry: Geometry,
+    *,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    noise: GaussianNoise,
+    record: Callable[[], None],
+) -> PrivateGradient:
+    """Clips, sums, records, adds noise.
+
+    Args:
+        engines: One per micro-batch of one logical batch, none for an empty one, each with the number
+            of its last examples that are padding and must not count.
+        geometry: Centre and scale; its scale carries the clip norm.
+        noise_multiplier: Standard deviation of the noise on the whitened sum, whose sensitivity is 1.
+        expected_batch_size: The divisor. It does not depend on the batch.
+        noise: The generator.
+        record: Writes the release into a ledger. It is called once, after the last look at the data and
+            before the first noise is drawn; if it raises, nothing is released.
+
+    Guarantee:
+        The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
+        mechanism with multiplier `noise_multiplier`. Non-finite examples add nothing; an empty batch
+        gives noise around the centre; a parameter that no example uses gets noise like the others.
+    """
+    sums: dict[Tensor, Tensor] = {}
+    total_weight = 0.0
+    for engine, padding in engines:
+        weights = clip_weights(engine.norms(geometry))
+        if padding:
+            weights[-padding:] = 0
+        total_weight += float(weights.sum())
+        for p, weighted in engine.weighted_sum(weights).items():
+            sums[p] = sums[p].add_(weighted) if p in sums else weighted
+    record()
+
+    mean = _standard_normal(geometry.scale, noise) if noise_multiplier > 0 else {}
+    variance: dict[Tensor, Value] = {}
+    for p, s in geometry.scale.items():
+        if noise_multiplier > 0:
+            spread = s * (noise_multiplier / expected_batch_size)
+            mean[p].mul_(spread)
+            variance[p] = spread**2
+        else:
+            mean[p] = torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
+            variance[p] = 0.0
+        if p in sums:
+            mean[p].add_(sums[p], alpha=1 / expected_batch_size)
+        c = geometry.center_of(p)
+        if c is not None:
+            # c + s * (sum w g - (sum w) c) / (s B): missing examples count as examples at the centre.
+            mean[p].add_(c, alpha=1 - total_weight / expected_batch_size)
+    return PrivateGradient(mean, variance)
+
+
+def _standard_normal(params: Iterable[Tensor], noise: GaussianNoise) -> dict[Tensor, Tensor]:
+    """Standard normal values in the shape of each parameter: views of one buffer per type and device."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for p in params:
+        groups.setdefault((accumulation_dtype(p.dtype), p.device), []).append(p)
+    result: dict[Tensor, Tensor] = {}
+    for (dtype, device), members in groups.items():
+        flat = noise.normal_(torch.empty(sum(p.numel() for p in members), dtype=dtype, device=device))
+        parts = torch.split(flat, [p.numel() for p in members])
+        result.update((p, part.view(p.shape)) for p, part in zip(members, parts, strict=True))
+    return result

@@ -1,0 +1,97 @@
+"""What every update rule is: a `torch.optim.Optimizer` that steps on private gradients only."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from adamas.geometry import Geometry, Value
+
+Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+"""What torch's optimizers take: parameters, named parameters, or groups of them."""
+
+
+class Rule(torch.optim.Optimizer, ABC):
+    """Turns releases into updates of the parameters.
+
+    A subclass writes `_update`. It reads `p.grad`, the private mean gradient, and the variance of the
+    noise in it; it knows neither the noise multiplier nor the clip norm nor the batch size. A rule that
+    shapes the clipping of the next step overrides `geometry`.
+
+    Privacy: a rule sees releases only, so all that it does is post-processing.
+    """
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._noise_variance: Mapping[Tensor, Value] | None = None
+
+    def trainable(self) -> list[Tensor]:
+        """The parameters that the rule updates: those that require a gradient."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def geometry(self) -> Geometry:
+        """The centre and scale of the next step's clipping, relative to the clip norm."""
+        return Geometry.ball(self.trainable(), 1.0)
+
+    def receive(self, noise_variance: Mapping[Tensor, Value]) -> None:
+        """Takes the noise variance of a fresh release; `PrivateGradient.write_to` calls it."""
+        mine = self.trainable()
+        if len(mine) != len(noise_variance) or any(p not in noise_variance for p in mine):
+            raise ValueError(
+                f"Expected a release for the rule's {len(mine)} trainable parameters, got one for "
+                f"{len(noise_variance)} parameters that are not the same. Build the rule from "
+                "model.parameters() of the model that the gradients belong to."
+            )
+        self._noise_variance = noise_variance
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved state, in the number types in which it was saved.
+
+        Torch alone would cast the state to the parameters' type, and so round the float32 moments of a
+        bfloat16 model.
+        """
+        super().load_state_dict(state_dict)
+        params = [p for group in self.param_groups for p in group["params"]]
+        for index, saved in state_dict["state"].items():
+            for name, value in saved.items():
+                if isinstance(value, Tensor):
+                    self.state[params[index]][name] = value.clone().to(params[index].device)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Updates the parameters with the release that was written last, once.
+
+        Raises:
+            RuntimeError: If there is no fresh release: a gradient that did not come through the door
+                is not private.
+        """
+        if closure is not None:
+            raise TypeError("Expected step() without a closure: the gradient comes from a release.")
+        if self._noise_variance is None:
+            raise RuntimeError(
+                "step() needs a fresh release. Call release.write_to(rule) before each rule.step(), or "
+                "iterate over the run that adamas.make_private returns."
+            )
+        if any(p.grad is None for p in self.trainable()):
+            raise RuntimeError(
+                "step() found a parameter whose gradient is None: zero_grad() was called after "
+                "release.write_to(rule). Write the release again, or drop the zero_grad()."
+            )
+        variance, self._noise_variance = self._noise_variance, None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    self._update(p, p.grad, variance[p], group, self.state[p])
+
+    @abstractmethod
+    def _update(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        noise_variance: Value,
+        group: dict[str, Any],
+        state: dict[str, Any],
+    ) -> None:
+        """Changes `p` and its state in place, given the private mean gradient of `p`."""

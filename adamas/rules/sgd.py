@@ -1,0 +1,65 @@
+r"""DP-SGD and DP-SGDM (Abadi et al., 2016).
+
+.. math::
+    b_t      &= \mu b_{t-1} + \tilde g_t                    \qquad (1) \\
+    \theta_t &= (1 - \eta\lambda)\theta_{t-1} - \eta b_t    \qquad (2)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamas import _validate
+from adamas.geometry import Value
+from adamas.rules.base import Params, Rule
+
+
+class SGD(Rule):
+    """Steps along the private gradient, with momentum and decoupled weight decay.
+
+    Privacy: post-processing. Needs: any engine; one buffer per parameter if `momentum` is not 0.
+
+    Args:
+        params: Parameters, named parameters or groups.
+        lr: Learning rate, eta.
+        momentum: mu; 0 keeps no state.
+        weight_decay: lambda, decoupled: it shrinks the parameters and never meets the clipping.
+
+    Differs from the paper: the DP-AdamBC paper prints (2) with a plus sign, a typing error.
+
+    Example:
+        >>> import torch
+        >>> from adamas import PrivateGradient, rules
+        >>> p = torch.nn.Parameter(torch.ones(1))
+        >>> rule = rules.SGD([p], lr=0.1, momentum=0.5)
+        >>> for _ in range(2):
+        ...     PrivateGradient({p: torch.ones(1)}, {p: 0.0}).write_to(rule)
+        ...     rule.step()
+        >>> round(p.item(), 4)
+        0.75
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        _validate.non_negative(lr=lr, weight_decay=weight_decay)
+        _validate.decay(momentum=momentum)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def _update(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        noise_variance: Value,
+        group: dict[str, Any],
+        state: dict[str, Any],
+    ) -> None:
+        direction = gradient
+        if group["momentum"]:
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            direction = state["momentum_buffer"]
+            direction.mul_(group["momentum"]).add_(gradient)  # (1)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(direction, alpha=-group["lr"])  # (2)

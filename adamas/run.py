@@ -1,0 +1,267 @@
+"""A private run: the loop that samples, clips, adds noise, records and updates."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dp_accounting import NeighboringRelation
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from adamas._checks import check_modules
+from adamas._progress import progress_bar
+from adamas._streams import Seed
+from adamas.engines import ENGINES, Engine, Loss, trainable_parameters
+from adamas.geometry import Geometry
+from adamas.ledger import Ledger
+from adamas.loading import Batch, Loader
+from adamas.noise import GaussianNoise
+from adamas.privatize import PrivateGradient, privatize
+from adamas.rules.base import Rule
+from adamas.sampling import Shuffled
+
+_STATE_VERSION = 1
+
+_RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "adding or removing one record",
+    NeighboringRelation.REPLACE_ONE: "replacing one record",
+    NeighboringRelation.REPLACE_SPECIAL: "replacing one record by one without influence",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One finished logical step.
+
+    Attributes:
+        number: 1, 2, ...
+        total: Steps of the whole run.
+        release: The private gradient of the step, which may be shown to anybody.
+    """
+
+    number: int
+    total: int
+    release: PrivateGradient
+
+
+class PrivateRun:
+    """Differentially private training in progress; `adamas.make_private` makes it.
+
+    Iterating trains: each turn is one logical step. Leaving the loop and iterating again continues where
+    it stopped; after `steps` steps there is nothing left to iterate over.
+
+    Attributes:
+        model: The user's model.
+        rule: The optimizer.
+        ledger: What was released.
+        noise_multiplier: Standard deviation of the noise on a sum of sensitivity 1.
+        clip_norm: Factor of the rule's geometry.
+        delta: The delta of the guarantee.
+        steps: Steps of the whole run.
+        steps_done: Steps whose release was made.
+        engine: The name of the engine.
+        ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        rule: torch.optim.Optimizer,
+        loss: Loss,
+        loader: Loader,
+        noise: GaussianNoise,
+        engine: str,
+        steps: int,
+        noise_multiplier: float,
+        clip_norm: float,
+        budget: float | None,
+        delta: float,
+        accountant: str,
+        scheduler: LRScheduler | None,
+        ema_model: AveragedModel | None,
+        progress: bool | None,
+    ) -> None:
+        self.model, self.rule, self.loss = model, rule, loss
+        self.loader, self.noise, self.engine = loader, noise, engine
+        self.steps, self.steps_done = steps, 0
+        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+        self.budget, self.delta, self.accountant = budget, delta, accountant
+        self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
+        self.ledger = Ledger(loader.sampler.relation)
+        self._extra_releases = False
+
+    def __len__(self) -> int:
+        return self.steps - self.steps_done
+
+    def __iter__(self) -> Iterator[Step]:
+        with progress_bar(self.progress, self.steps_done, self.steps, self.epsilon) as advance:
+            for batch in self.batches():
+                release = self.privatize(batch)
+                release.write_to(self.rule)
+                self.rule.step()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                if self.ema_model is not None:
+                    self.ema_model.update_parameters(self.model)
+                advance()
+                yield Step(batch.step + 1, self.steps, release)
+
+    def batches(self) -> Iterator[Batch]:
+        """The logical batches of the steps that are left, for a loop of one's own."""
+        return self.loader.batches(self.steps_done, self.steps)
+
+    def privatize(self, batch: Batch) -> PrivateGradient:
+        """Releases the private gradient of a batch, and records it.
+
+        A second release on the same batch joins the first one's event. If the run has a budget, a
+        release that would exceed it is refused before anything is computed.
+        """
+        if not isinstance(batch, Batch) or batch.loader is not self.loader:
+            raise TypeError(
+                "Expected a batch of run.batches(): for data from elsewhere nobody knows how it was "
+                f"sampled, so its release cannot be accounted for. Got {type(batch).__name__}."
+            )
+        if batch.step < self.steps_done - 1:
+            raise RuntimeError(
+                f"Expected the current batch of run.batches(), got that of step {batch.step + 1} after a "
+                f"release on step {self.steps_done}."
+            )
+        check_modules(self.model)
+        self._check_budget(batch.step)
+        with model_randomness(self.noise.seed, batch.step):
+            release = privatize(
+                self._engines(batch),
+                self._geometry(),
+                noise_multiplier=self.noise_multiplier,
+                expected_batch_size=self.loader.sampler.batch_size,
+                noise=self.noise,
+                record=lambda: self._record(batch.step),
+            )
+        return release
+
+    def epsilon(self, accountant: str | None = None) -> float:
+        """The epsilon spent so far, at the run's delta."""
+        return self.ledger.epsilon(self.delta, accountant or self.accountant)
+
+    def privacy_statement(self) -> str:
+        """The guarantee in words, for a report."""
+        sampler = self.loader.sampler
+        words = (
+            f"The {self.steps_done} steps so far are ({self.epsilon():.4g}, {self.delta:g})-differentially "
+            f"private under {_RELATIONS[self.ledger.relation]}, with {type(sampler).__name__} sampling of "
+            f"{sampler.batch_size} of {sampler.dataset_size} records on average, noise multiplier "
+            f"{self.noise_multiplier:g} and accountant {self.accountant}."
+        )
+        if self.noise.seed.given is not None:
+            words += " " + SEED_WARNING
+        return words
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, and nothing un-noised.
+
+        A given seed is among it, so that the resumed run is bit-equal; a secret seed is not, so that
+        the resumed run draws a new one.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "settings": self._settings(),
+            "steps_done": self.steps_done,
+            "model": self.model.state_dict(),
+            "rule": self.rule.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "ema": None if self.ema_model is None else self.ema_model.state_dict(),
+            "noise": self.noise.state_dict(),
+            "ledger": self.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues a saved run, which must have had the same settings."""
+        if state["version"] != _STATE_VERSION:
+            raise ValueError(f"Expected a state of version {_STATE_VERSION}, got {state['version']!r}.")
+        for name, mine in self._settings().items():
+            if state["settings"].get(name) != mine:
+                raise ValueError(
+                    f"Expected a state with {name}={mine!r} as in this run, got "
+                    f"{state['settings'].get(name)!r}."
+                )
+        for name, part in (("scheduler", self.scheduler), ("ema", self.ema_model)):
+            if (state[name] is None) != (part is None):
+                raise ValueError(f"Expected {name}= to be given to both the saved run and this one.")
+        sampler = self.loader.sampler
+        within_epoch = state["steps_done"] % sampler.steps_per_epoch()
+        if isinstance(sampler, Shuffled) and sampler.seed.given is None and within_epoch:
+            raise ValueError(
+                "Expected seed= for a shuffled run that resumes within an epoch: without it the rest of "
+                "the permutation is unknown, and records would take part twice."
+            )
+        self.model.load_state_dict(state["model"])
+        self.rule.load_state_dict(state["rule"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.ema_model is not None:
+            self.ema_model.load_state_dict(state["ema"])
+        self.noise.load_state_dict(state["noise"])
+        self.ledger.load_state_dict(state["ledger"], sampler)
+        self.steps_done = state["steps_done"]
+
+    def _settings(self) -> dict[str, Any]:
+        """What must agree between a saved run and the one that continues it."""
+        sampler = self.loader.sampler
+        return {
+            "sampling": type(sampler).__name__,
+            "dataset_size": sampler.dataset_size,
+            "batch_size": sampler.batch_size,
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "budget": self.budget,
+            "delta": self.delta,
+            "rule": type(self.rule).__name__,
+            "seed": self.noise.seed.given,
+        }
+
+    def _geometry(self) -> Geometry:
+        if isinstance(self.rule, Rule):
+            return self.rule.geometry().scaled(self.clip_norm)
+        return Geometry.ball(trainable_parameters(self.model).values(), self.clip_norm)
+
+    def _engines(self, batch: Batch) -> Iterator[tuple[Engine, int]]:
+        for data, padding in batch:
+            yield ENGINES[self.engine](self.model, self.loss, data), padding
+
+    def _check_budget(self, step: int) -> None:
+        """Refuses a release that the budget was not calibrated for and does not cover."""
+        if self.budget is None:
+            return
+        self._extra_releases = self._extra_releases or step == self.steps_done - 1
+        if self._extra_releases:
+            planned = self.ledger.copy()
+            planned.record_release(self.loader.sampler, step, self.noise_multiplier)
+            if planned.epsilon(self.delta, self.accountant) > self.budget:
+                raise RuntimeError(
+                    f"This release would exceed epsilon={self.budget:g}, for which the noise was chosen with "
+                    f"one release on each of {self.steps} batches. Make the run with a larger epsilon, or "
+                    "with noise_multiplier."
+                )
+
+    def _record(self, step: int) -> None:
+        self.ledger.record_release(self.loader.sampler, step, self.noise_multiplier)
+        self.steps_done = step + 1
+
+
+SEED_WARNING = (
+    "The run had a given seed: whoever knows it can remove the noise, so keep it as secret as the data, and "
+    "use it for no other run on them."
+)
+
+
+@contextmanager
+def model_randomness(seed: Seed, step: int) -> Iterator[None]:
+    """Dropout and augmentation as a function of seed and step; the global generators stay as they are."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(seed.words("model", step, count=1)[0]))
+        yield

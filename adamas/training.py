@@ -1,0 +1,236 @@
+"""`make_private`: the convenient front for sampling, engine, door, ledger and rule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import Dataset
+
+from adamas import _validate, calibrate
+from adamas._checks import check_loss, check_modules, check_parameters
+from adamas._streams import Seed
+from adamas.engines import ENGINES, Loss, trainable_parameters
+from adamas.errors import UnsupportedError
+from adamas.geometry import Geometry
+from adamas.ledger import ACCOUNTANTS
+from adamas.loading import Loader, dataset_length
+from adamas.noise import GaussianNoise
+from adamas.run import PrivateRun, model_randomness
+from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
+
+_PROBE_EXAMPLES = 3  # on which model and loss are tried before a run
+
+
+def make_private(
+    model: nn.Module,
+    rule: torch.optim.Optimizer,
+    dataset: Dataset[Any],
+    loss: Loss,
+    *,
+    batch_size: int,
+    delta: float,
+    epochs: int | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    clip_norm: float = 1.0,
+    seed: int | None = None,
+    engine: str = "auto",
+    micro_batch_size: int | None = None,
+    sampling: str = "poisson",
+    max_batch_size: int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    scheduler: LRScheduler | None = None,
+    ema: float | AveragedModel | None = None,
+    accountant: str = "pld",
+    progress: bool | None = None,
+    allow_large_delta: bool = False,
+) -> PrivateRun:
+    r"""Sets up differentially private training of a model on a data set, with a budget.
+
+    Args:
+        model: Any module; it is neither wrapped nor changed, but for its parameters' values.
+        rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`.
+        dataset: A map-style data set: `__len__` and `__getitem__`.
+        loss: `loss(model, batch)`, one loss per example, shape `(n,)`.
+        batch_size: Expected number of examples of a step, and the divisor of the sum.
+        delta: The delta of the guarantee, below 1/N.
+        epochs: Passes over the data, ceil(N/batch_size) steps each; or give `steps`.
+        steps: Number of steps; or give `epochs`.
+        epsilon: The budget, from which the noise multiplier is computed; or give `noise_multiplier`.
+        noise_multiplier: Standard deviation of the noise relative to the sensitivity. 0 means no
+            privacy, and an infinite epsilon.
+        clip_norm: Radius to which an example's gradient is clipped, in the rule's geometry.
+        seed: A number makes the run reproducible, and whoever knows it can remove the noise: never
+            use one number for two runs on the same data. None takes a secret one from the operating
+            system.
+        engine: A name in `adamas.engines.ENGINES`, or "auto" for the fastest that accepts the model.
+        micro_batch_size: Most examples that are processed at a time; does not change the result.
+        sampling: A name in `adamas.sampling.SAMPLERS`.
+        max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
+        collate_fn: Joins a list of examples into a batch of batch-first tensors.
+        num_workers: Worker processes that load data.
+        scheduler: A learning-rate scheduler of the rule, stepped after each step.
+        ema: Decay of an exponential moving average of the weights, or an `AveragedModel`; see
+            `PrivateRun.ema_model`.
+        accountant: "pld" (tight) or "rdp" (the papers' values).
+        progress: Show a progress bar; None shows it on a terminal.
+        allow_large_delta: Accept a delta of 1/N or more, which permits publishing a record.
+
+    Returns:
+        A run: iterate over it to train.
+
+    Guarantee:
+        All that the run releases is (epsilon, delta)-differentially private under the relation of its
+        sampler (adding or removing one example, for Poisson), with `epsilon` as `run.epsilon()` says.
+        N is treated as public.
+
+    Example:
+        >>> import adamas, torch
+        >>> from adamas import rules
+        >>> from torch.nn import functional as F
+        >>> from torch.utils.data import TensorDataset
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(500, 2)
+        >>> data = TensorDataset(x, (x.sum(1) > 0).long())
+        >>> model = torch.nn.Linear(2, 2)
+        >>> def loss(model, batch):
+        ...     x, y = batch
+        ...     return F.cross_entropy(model(x), y, reduction="none")
+        >>> rule = rules.AdamBC(model.parameters(), lr=0.1)
+        >>> run = adamas.make_private(model, rule, data, loss, batch_size=50, epochs=4,
+        ...                           noise_multiplier=1.0, delta=1e-4, seed=0)
+        >>> for step in run:
+        ...     pass
+        >>> round(run.epsilon(), 2), bool((model(x).argmax(1) == data.tensors[1]).float().mean() > 0.9)
+        (3.85, True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
+    if not isinstance(rule, torch.optim.Optimizer):
+        raise TypeError(f"Expected rule to be a torch.optim.Optimizer, got {type(rule).__name__}.")
+    if not callable(loss):
+        raise TypeError(f"Expected loss to be a function loss(model, batch), got {loss!r}.")
+    n = dataset_length(dataset)
+    _validate.count(batch_size=batch_size)
+    _exactly_one(epochs=epochs, steps=steps)
+    _exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    _validate.count(**{k: v for k, v in {"epochs": epochs, "steps": steps}.items() if v is not None})
+    if epsilon is not None:
+        _validate.positive(epsilon=epsilon)
+    if noise_multiplier is not None:
+        _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.probability(delta=delta)
+    if delta >= 1 / n and not allow_large_delta:
+        raise ValueError(
+            f"Expected delta={delta!r} < 1/N = {1 / n:.3g} for N = {n} examples: with more, publishing a "
+            "random record would count as private. Lower delta, or confirm with allow_large_delta=True."
+        )
+    _validate.positive_or_inf(clip_norm=clip_norm)
+    if clip_norm == float("inf") and noise_multiplier != 0:
+        raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
+    _validate.one_of(["auto", *ENGINES], engine=engine)
+    _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    if scheduler is not None and scheduler.optimizer is not rule:
+        raise ValueError("Expected scheduler to be built on the rule that the run uses.")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            "Expected a scheduler that needs no metric, got ReduceLROnPlateau: a training loss is not "
+            "private. Step it yourself with the loss on public data."
+        )
+    if isinstance(ema, float):
+        _validate.decay(ema=ema)
+    elif ema is not None and not isinstance(ema, AveragedModel):
+        raise TypeError(f"Expected ema={ema!r} to be a decay or a torch AveragedModel.")
+    secret = Seed(seed)
+    sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
+    check_parameters(model, rule)
+    check_modules(model)
+
+    device = next(iter(trainable_parameters(model).values())).device
+    loader = Loader(
+        dataset,
+        sampler,
+        collate_fn=collate_fn,
+        micro_batch_size=micro_batch_size,
+        num_workers=num_workers,
+        device=device,
+    )
+    with model_randomness(secret, 0):
+        rows = np.arange(min(n, _PROBE_EXAMPLES))
+        sample = loader.check(loader.fetch(rows), rows)
+        check_loss(model, loss, sample)
+        engine = _chosen_engine(engine, model, loss, sample)
+    if steps is None:
+        assert epochs is not None
+        steps = epochs * sampler.steps_per_epoch()
+    total = steps
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = calibrate.noise_multiplier_for(
+            lambda z: sampler.plan(z, total),
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
+            relation=sampler.relation,
+        )
+    if isinstance(ema, float):
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema))  # type: ignore[no-untyped-call]
+    return PrivateRun(
+        model=model,
+        rule=rule,
+        loss=loss,
+        loader=loader,
+        noise=GaussianNoise(secret),
+        engine=engine,
+        steps=total,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        budget=epsilon,
+        delta=delta,
+        accountant=accountant,
+        scheduler=scheduler,
+        ema_model=ema,
+        progress=progress,
+    )
+
+
+def _exactly_one(**values: object) -> None:
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) != 1:
+        first, second = values
+        raise ValueError(
+            f"Expected exactly one of {first} and {second}, got {' and '.join(given) or 'neither'}."
+        )
+
+
+def _sampler(sampling: str, n: int, batch_size: int, max_batch_size: int | None, seed: Seed) -> Sampler:
+    _validate.one_of(SAMPLERS, sampling=sampling)
+    if (max_batch_size is not None) != (sampling == "truncated-poisson"):
+        raise ValueError(
+            f"Expected max_batch_size together with sampling='truncated-poisson' and only then, got "
+            f"max_batch_size={max_batch_size!r} and sampling={sampling!r}."
+        )
+    if max_batch_size is not None:
+        return TruncatedPoisson(n, batch_size, max_batch_size, seed)
+    return SAMPLERS[sampling](n, batch_size, seed)
+
+
+def _chosen_engine(engine: str, model: nn.Module, loss: Loss, sample: Any) -> str:
+    """The first engine that accepts model and loss on a few examples."""
+    names = list(ENGINES) if engine == "auto" else [engine]
+    ball = Geometry.ball(trainable_parameters(model).values())
+    for name in names:
+        try:
+            ENGINES[name](model, loss, sample).norms(ball)
+        except UnsupportedError:
+            if name == names[-1]:
+                raise
+        else:
+            return name
+    raise AssertionError("ENGINES is empty.")
