@@ -18,7 +18,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     has a finite result even where its square overflows float32.
     """
     n = rows.shape[0]
-    flat = rows.reshape(n, -1)
+    flat = rows.reshape(n, rows.shape[1:].numel())
     if flat.dtype == torch.float64:
         return flat.square().sum(1)
     if flat.dtype != torch.float32:

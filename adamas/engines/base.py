@@ -100,7 +100,7 @@ class Materialized(ABC):
                 if not kept.all():
                     g = g[kept]  # 0 x NaN is NaN: such rows must not enter the product
                 total = result[p]
-                flat = g.reshape(g.shape[0], -1).to(total.dtype)
+                flat = g.reshape(g.shape[0], p.numel()).to(total.dtype)
                 total += (w[kept].to(total) @ flat).view(total.shape)
         return result
 
