@@ -12,7 +12,7 @@ from adamas.engines.base import Loss, Materialized, check_losses, trainable_para
 from adamas.errors import UnsupportedError
 
 # Gradients of one chunk take at most this many bytes (but at least one example's).
-_CHUNK_BYTES = 128 << 20
+_CHUNK_BYTES = 32 << 20
 
 
 class Vmap(Materialized):
@@ -25,7 +25,7 @@ class Vmap(Materialized):
         model: The model, as it is; it is neither wrapped nor changed.
         loss: One loss per example.
         batch: Tensors with the example axis first, nested in mappings, lists or tuples.
-        chunk_size: Examples at a time; by default as many as fit 128 MiB of gradients.
+        chunk_size: Examples at a time; by default as many as fit 32 MiB of gradients.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, batch: Any, chunk_size: int | None = None) -> None:

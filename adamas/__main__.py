@@ -1,0 +1,5 @@
+"""`python -m adamas`."""
+
+from adamas.cli import main
+
+main()

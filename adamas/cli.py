@@ -1,0 +1,270 @@
+"""The command line: `adamas train | epsilon | noise | steps`."""
+
+import ast
+import inspect
+import json
+import math
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import adamas
+from adamas import calibrate
+from adamas.data import DATASETS
+from adamas.engines import ENGINES
+from adamas.ledger import ACCOUNTANTS
+from adamas.models import MODELS
+from adamas.rules import RULES
+from adamas.sampling import SAMPLERS
+
+app = typer.Typer(
+    name="adamas",
+    help="Differentially private training with adaptive optimizers, and a true epsilon.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Delta = Annotated[float, typer.Option(help="The delta of the guarantee.")]
+Accountant = Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.")]
+Rate = Annotated[float | None, typer.Option(help="Sampling rate; or give --batch-size and --dataset-size.")]
+BatchSize = Annotated[int | None, typer.Option(help="Expected batch size.")]
+DatasetSize = Annotated[int | None, typer.Option(help="Number of examples.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command; an error is one line on standard error and exit code 2."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except _UsageError as error:
+        code = _complain(error.format_message())  # type: ignore[attr-defined]
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        code = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = _complain("interrupted")
+    sys.exit(code or 0)
+
+
+# typer's errors of usage share this base, whichever click it is built on.
+_UsageError: type[Exception] = next(
+    cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException"
+)
+
+
+def _complain(message: str) -> int:
+    print(f"adamas: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(adamas.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")] = "digits",
+    model: Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")] = "mlp",
+    rule: Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")] = "adam-bc",
+    epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Or give --epsilon.")] = None,
+    delta: Delta = 1e-5,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; or give --steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Or give --epochs.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; the rule's default if not given.")] = None,
+    clip_norm: Annotated[float, typer.Option(help="Radius to which an example's gradient is clipped.")] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Reproducible; whoever knows it can remove the noise.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")] = "auto",
+    micro_batch_size: Annotated[int | None, typer.Option(help="Most examples at a time.")] = None,
+    sampling: Annotated[str, typer.Option(help=f"One of: {', '.join(SAMPLERS)}.")] = "poisson",
+    max_batch_size: Annotated[int | None, typer.Option(help="For truncated-poisson.")] = None,
+    accountant: Accountant = "pld",
+    allow_large_delta: Annotated[bool, typer.Option(help="Accept a delta of 1/N or more.")] = False,
+    progress: Annotated[
+        bool | None, typer.Option(help="Show a progress bar; on a terminal if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for result.json, model.safetensors and ledger.json.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a private model and write its result, weights and ledger."""
+    # The import is late so that the calculators start without it.
+    from adamas.experiment import Settings, train_and_save
+
+    settings = Settings(
+        data=data,
+        model=model,
+        rule=rule,
+        rule_options=_assignments(rule, set_ or [], lr),
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        seed=seed,
+        engine=engine,
+        micro_batch_size=micro_batch_size,
+        sampling=sampling,
+        max_batch_size=max_batch_size,
+        accountant=accountant,
+        allow_large_delta=allow_large_delta,
+    )
+    if out is None:
+        out = Path("runs") / f"{data}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+    result = train_and_save(settings, out, progress=progress)
+    if as_json:
+        _print_json(result)
+        return
+    console = Console(highlight=False)
+    console.print(f"epsilon         {_number(result['epsilon'])}  (delta {delta:g}, {accountant})")
+    console.print(f"test accuracy   {result['test_accuracy']:.2%}")
+    console.print(f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}")
+    console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
+    console.print(f"files           {out}/result.json, model.safetensors, ledger.json", soft_wrap=True)
+    if seed is not None:
+        console.print(f"note            {result['note']}", soft_wrap=True)
+
+
+@app.command("epsilon")
+def epsilon_command(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise relative to the sensitivity.")],
+    sampling_rate: Rate = None,
+    batch_size: BatchSize = None,
+    dataset_size: DatasetSize = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")] = None,
+    delta: Delta = 1e-5,
+    accountant: Accountant = "pld",
+    as_json: Json = False,
+) -> None:
+    """What a run costs: the epsilon of noise, sampling rate and steps."""
+    q = _rate(sampling_rate, batch_size, dataset_size)
+    count = _steps(steps, epochs, batch_size, dataset_size)
+    answer = calibrate.epsilon(
+        noise_multiplier=noise_multiplier, sampling_rate=q, steps=count, delta=delta, accountant=accountant
+    )
+    settings = {"noise_multiplier": noise_multiplier, "sampling_rate": q, "steps": count, "delta": delta}
+    _answer(as_json, accountant, settings, epsilon=answer)
+
+
+@app.command("noise")
+def noise_command(
+    epsilon: Annotated[float, typer.Option(help="Budget.")],
+    sampling_rate: Rate = None,
+    batch_size: BatchSize = None,
+    dataset_size: DatasetSize = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")] = None,
+    delta: Delta = 1e-5,
+    accountant: Accountant = "pld",
+    as_json: Json = False,
+) -> None:
+    """How much noise a budget needs: the noise multiplier for epsilon, sampling rate and steps."""
+    q = _rate(sampling_rate, batch_size, dataset_size)
+    count = _steps(steps, epochs, batch_size, dataset_size)
+    answer = calibrate.noise_multiplier(
+        epsilon=epsilon, delta=delta, sampling_rate=q, steps=count, accountant=accountant
+    )
+    settings = {"epsilon": epsilon, "sampling_rate": q, "steps": count, "delta": delta}
+    _answer(as_json, accountant, settings, noise_multiplier=answer)
+
+
+@app.command("steps")
+def steps_command(
+    epsilon: Annotated[float, typer.Option(help="Budget.")],
+    noise_multiplier: Annotated[float, typer.Option(help="Noise relative to the sensitivity.")],
+    sampling_rate: Rate = None,
+    batch_size: BatchSize = None,
+    dataset_size: DatasetSize = None,
+    delta: Delta = 1e-5,
+    accountant: Accountant = "pld",
+    as_json: Json = False,
+) -> None:
+    """How long a budget lasts: the number of steps for epsilon, noise and sampling rate."""
+    q = _rate(sampling_rate, batch_size, dataset_size)
+    answer = calibrate.steps(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=q,
+        accountant=accountant,
+    )
+    settings = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sampling_rate": q, "delta": delta}
+    _answer(as_json, accountant, settings, steps=answer)
+
+
+def _rate(rate: float | None, batch_size: int | None, dataset_size: int | None) -> float:
+    if rate is not None:
+        return rate
+    if batch_size is None or dataset_size is None:
+        raise ValueError("Expected --sampling-rate, or --batch-size and --dataset-size together.")
+    if not 0 < batch_size <= dataset_size:
+        raise ValueError(f"Expected 0 < batch_size={batch_size} <= dataset_size={dataset_size}.")
+    return batch_size / dataset_size
+
+
+def _steps(steps: int | None, epochs: int | None, batch_size: int | None, dataset_size: int | None) -> int:
+    if (steps is None) == (epochs is None):
+        raise ValueError("Expected exactly one of --steps and --epochs.")
+    if steps is not None:
+        return steps
+    if batch_size is None or dataset_size is None:
+        raise ValueError("Expected --batch-size and --dataset-size with --epochs.")
+    assert epochs is not None
+    return epochs * math.ceil(dataset_size / batch_size)
+
+
+def _assignments(rule: str, texts: list[str], lr: float | None) -> dict[str, Any]:
+    """The rule's arguments out of NAME=VALUE texts, checked against its signature."""
+    adamas._validate.one_of(RULES, rule=rule)
+    known = [name for name in inspect.signature(RULES[rule]).parameters if name != "params"]
+    options: dict[str, Any] = {} if lr is None else {"lr": lr}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise ValueError(f"Expected --set NAME=VALUE with NAME among {', '.join(known)}, got {text!r}.")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+def _answer(as_json: bool, accountant: str, settings: dict[str, Any], **answer: float) -> None:
+    if as_json:
+        _print_json(answer | settings | {"accountant": accountant})
+        return
+    for name, value in answer.items():
+        print(f"{name.replace('_', ' ')} {_number(value)}")
+
+
+def _number(value: float) -> str:
+    return f"{value}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    print(json.dumps(result, indent=2))

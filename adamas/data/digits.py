@@ -1,0 +1,29 @@
+"""The 8x8 digits that come with scikit-learn: 1,797 images, no download."""
+
+import torch
+from torch.utils.data import TensorDataset
+
+from adamas.data.base import Data
+
+_TEST_EVERY = 5  # each fifth image is a test image; the file is ordered by writer, not by digit
+
+
+def digits() -> Data:
+    """1,438 training and 359 test images of handwritten digits, pixels scaled to [-1, 1]."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RuntimeError(
+            "The digits come with scikit-learn, which is not installed. Run: pip install 'adamas[demo]'"
+        ) from error
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 8 - 1  # (1797, 1, 8, 8)
+    labels = torch.from_numpy(bunch.target).long()
+    test = torch.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
+    return Data(
+        name="digits",
+        train=TensorDataset(images[~test], labels[~test]),
+        test=TensorDataset(images[test], labels[test]),
+        input_shape=(1, 8, 8),
+        classes=10,
+    )

@@ -1,0 +1,138 @@
+"""One training run from settings to files: what `adamas train` does."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from adamas import _validate
+from adamas._version import __version__
+from adamas.data import load
+from adamas.models import MODELS
+from adamas.rules import RULES
+from adamas.run import SEED_WARNING
+from adamas.training import make_private
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What defines a run of the command line; the names are those of `make_private`."""
+
+    data: str
+    model: str
+    rule: str
+    batch_size: int
+    delta: float
+    rule_options: dict[str, Any] = field(default_factory=dict)
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    clip_norm: float = 1.0
+    seed: int | None = None
+    engine: str = "auto"
+    micro_batch_size: int | None = None
+    sampling: str = "poisson"
+    max_batch_size: int | None = None
+    accountant: str = "pld"
+    allow_large_delta: bool = False
+
+
+def train_and_save(settings: Settings, out: Path, *, progress: bool | None = None) -> dict[str, Any]:
+    """Trains as the settings say, writes the files into `out`, and returns the result.
+
+    Files: `result.json`, `model.safetensors`, `ledger.json`. Only test data is evaluated.
+
+    Raises:
+        ValueError: If `out` holds a result already; nothing is overwritten.
+    """
+    if (out / "result.json").exists():
+        raise ValueError(
+            f"Expected --out without an earlier result, but {out} has one. Choose another folder."
+        )
+    _validate.one_of(MODELS, model=settings.model)
+    _validate.one_of(RULES, rule=settings.rule)
+    data = load(settings.data)
+    with torch.random.fork_rng():
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)  # the initial weights, which are public
+        model = MODELS[settings.model](data.input_shape, data.classes)
+    rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
+    run = make_private(
+        model,
+        rule,
+        data.train,
+        cross_entropy,
+        batch_size=settings.batch_size,
+        delta=settings.delta,
+        epochs=settings.epochs,
+        steps=settings.steps,
+        epsilon=settings.epsilon,
+        noise_multiplier=settings.noise_multiplier,
+        clip_norm=settings.clip_norm,
+        seed=settings.seed,
+        engine=settings.engine,
+        micro_batch_size=settings.micro_batch_size,
+        sampling=settings.sampling,
+        max_batch_size=settings.max_batch_size,
+        accountant=settings.accountant,
+        progress=progress,
+        allow_large_delta=settings.allow_large_delta,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    for _ in run:
+        pass
+    seconds = time.perf_counter() - start
+    epsilon = run.epsilon()
+    result: dict[str, Any] = {
+        "epsilon": epsilon if math.isfinite(epsilon) else "inf",
+        "delta": settings.delta,
+        "noise_multiplier": run.noise_multiplier,
+        "sampling_rate": run.loader.sampler.rate,
+        "steps": run.steps_done,
+        "test_accuracy": accuracy(model, data.test),
+        "seconds": round(seconds, 2),
+        "engine": run.engine,
+        "privacy": run.privacy_statement(),
+        "settings": asdict(settings),
+        "version": __version__,
+    }
+    if settings.seed is not None:
+        result["note"] = SEED_WARNING
+    save_file({name: p.contiguous() for name, p in model.state_dict().items()}, out / "model.safetensors")
+    _write_json(out / "ledger.json", run.ledger.state_dict())
+    _write_json(out / "result.json", result)
+    return result
+
+
+def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """One loss per example of a classifier."""
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels, reduction="none")
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, test: TensorDataset) -> float:
+    """The share of right answers on test data, in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    right = 0
+    for start in range(0, len(test), 1000):
+        inputs, labels = test[start : start + 1000]
+        right += int((model(inputs).argmax(1) == labels).sum())
+    model.train(was_training)
+    return right / len(test)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
