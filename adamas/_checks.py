@@ -84,8 +84,8 @@ def _compare_alone(model: nn.Module, loss: Loss, sample: Any, n: int) -> None:
         together = loss(model, sample)
         alone = torch.cat([loss(model, _example(sample, i)) for i in range(n)])
     tolerance = min(0.1, 1000 * torch.finfo(together.dtype).eps)
-    off = (together - alone).abs() > tolerance * (1 + alone.abs())  # False for NaN
-    if off.any():
+    differ = (together - alone).abs() > tolerance * (1 + alone.abs())  # False for NaN
+    if (differ | (together.isfinite() != alone.isfinite())).any():
         raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
 
 

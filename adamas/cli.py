@@ -262,9 +262,11 @@ def _answer(as_json: bool, accountant: str, settings: dict[str, Any], **answer: 
         print(f"{name.replace('_', ' ')} {_number(value)}")
 
 
-def _number(value: float) -> str:
-    return f"{value}" if isinstance(value, int) else f"{value:.4f}"
+def _number(value: float | str) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _print_json(result: dict[str, Any]) -> None:
-    print(json.dumps(result, indent=2))
+    # JSON has no infinity: without noise, epsilon is the text "inf".
+    plain = {name: "inf" if value == math.inf else value for name, value in result.items()}
+    print(json.dumps(plain, indent=2, allow_nan=False))

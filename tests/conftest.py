@@ -15,6 +15,7 @@ settings.load_profile("adamas")
 def torch_settings() -> Iterator[None]:
     """Restores what a test may change for the whole process, and starts it from a fixed seed."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are small here, and threads that wait for each other are slow
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(dtype)

@@ -180,6 +180,36 @@ def test_one_example_of_extreme_length_moves_the_sum_by_at_most_one(dtype, value
     assert total_norm(iter(total.values())) == pytest.approx(expected, rel=1e-6)
 
 
+# (value, coordinates, radius): at the ends of float32. With the reason where the bound does not hold yet.
+EXTREMES = [
+    (1e-19, 10, 1e-19, None),
+    (1e-25, 10, 1e-26, "squares of values below 1e-23 are 0 in float32, so the example is not clipped"),
+    (1.0, 10, 1e-200, "1e-200 is 0 in float32, and 0/0 is NaN"),
+    (1.0, 10, 1e150, None),
+    (1.0, 10, 1e200, "the radius is squared as a Python number, which raises OverflowError"),
+    (3e38, 10, 1.0, None),
+    (3e38, 1_000_000, 1.0, "the weight 3e-42 has 11 bits in float32"),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "coordinates", "radius"),
+    [
+        pytest.param(*row, marks=[pytest.mark.xfail(reason=reason, strict=True)] if reason else [])
+        for *row, reason in EXTREMES
+    ],
+)
+def test_the_bound_holds_at_the_ends_of_float32(value, coordinates, radius):
+    p = parameter(coordinates, dtype=torch.float32)
+    gradient = torch.full((1, coordinates), value)
+    total = clipped_sum({p: gradient}, Geometry.ball([p], radius))
+    length = total_norm(iter(total.values()))
+    assert length <= 1 + 1e-6
+    # Dropped, or what it should be.
+    expected = min(1.0, float(gradient[0, 0].double()) * coordinates**0.5 / radius)
+    assert length == 0 or length == pytest.approx(expected, rel=1e-5, abs=1e-30)
+
+
 def test_a_long_example_is_clipped_to_one_in_float32():
     # 4M coordinates: a sum of squares in float32 alone would be low by 1e-4, and the clipped norm above 1.
     p = parameter(4_000_000, dtype=torch.float32)

@@ -679,6 +679,28 @@ UNVMAPPABLE = {
 }
 
 
+# Layers over which vmap stumbles with a message that does not name it.
+RECURRENT = {
+    "GRU": lambda: Through(lambda m, x: m.layer(x)[0], layer=nn.GRU(3, 2, batch_first=True)),
+    "GRUCell": lambda: Through(lambda m, x: m.layer(x[:, 0]), layer=nn.GRUCell(3, 2)),
+    "LSTMCell": lambda: Through(lambda m, x: m.layer(x[:, 0])[0], layer=nn.LSTMCell(3, 2)),
+    "RNN": lambda: Through(lambda m, x: m.layer(x)[0], layer=nn.RNN(3, 2, batch_first=True)),
+}
+
+
+@every_engine
+@pytest.mark.parametrize("layer", RECURRENT)
+def test_recurrent_layers_are_exact_or_refused(engine, layer):
+    torch.manual_seed(0)
+    model = RECURRENT[layer]().double()
+    batch = (torch.randn(3, 4, 3).double(), torch.ones(3).double())
+    try:
+        norms = ENGINES[engine](model, loss, batch).norms(ball(model))
+    except UnsupportedError:
+        return
+    assert_close(norms, whitened_norms(gradients_one_by_one(model, loss, split(batch)), ball(model)))
+
+
 @pytest.mark.parametrize("forward", UNVMAPPABLE)
 def test_vmap_refuses_what_it_cannot_run_and_names_the_engine_that_can(forward):
     torch.manual_seed(0)
