@@ -128,7 +128,7 @@ DRAWING = {
     "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "random_",
     "normal", "normal_", "standard_normal", "log_normal_", "uniform", "uniform_", "exponential_",
     "cauchy_", "geometric_", "bernoulli", "bernoulli_", "multinomial", "poisson", "binomial",
-    "default_rng", "randbits", "token_bytes", "urandom", "SystemRandom", "Generator",
+    "default_rng", "randbits", "token_bytes", "urandom", "SystemRandom",
 }  # fmt: skip
 DRAWING_MODULES = {"random", "secrets", "numpy.random"}
 
@@ -171,8 +171,6 @@ def test_random_values_are_drawn_in_their_homes_only(module):
     if unit_of(module) in MAY_DRAW:
         return
     found = [draw for draw in draws(module) if (module, draw) not in ASKS_FOR_NOISE]
-    # torch.Generator objects are made, not drawn from, by whoever seeds a loader's workers.
-    found = [draw for draw in found if draw != "torch.Generator"]
     assert not found, f"{module} draws by {found}; only {sorted(MAY_DRAW)} may"
 
 

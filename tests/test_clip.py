@@ -459,9 +459,7 @@ def test_recording_happens_once_after_the_data_and_before_the_noise():
         events.append(f"recorded after {noise.draws} draws")
 
     geometry = Geometry.ball([p, q], 1.0)
-    privatize(
-        engines(), geometry, noise_multiplier=1.0, expected_batch_size=2, noise=noise, record=record
-    )
+    privatize(engines(), geometry, noise_multiplier=1.0, expected_batch_size=2, noise=noise, record=record)
     assert events == ["micro-batch 0", "micro-batch 1", "recorded after 0 draws"]
     assert noise.draws > 0
 

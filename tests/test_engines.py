@@ -1,5 +1,6 @@
 """Every engine of ENGINES against plain autograd, one example at a time."""
 
+import itertools
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from adamas import Geometry, UnsupportedError, clipped_sum
 from adamas.engines import ENGINES, Loop, Vmap, trainable_parameters
@@ -261,7 +261,9 @@ def geometries(draw: Any, params: list[Tensor]) -> Geometry:
     center: dict[Tensor, Tensor | float] = {}
     for p in params:
         scale[p] = draw(
-            st.sampled_from([0.7, torch.tensor(1.3), (0.1 + 3 * torch.rand(p.shape)), torch.rand(p.shape) + 0.01])
+            st.sampled_from(
+                [0.7, torch.tensor(1.3), (0.1 + 3 * torch.rand(p.shape)), torch.rand(p.shape) + 0.01]
+            )
         )
         c = draw(st.sampled_from([None, 0.4, torch.tensor(-0.2), torch.randn(p.shape), torch.randn(p.shape)]))
         if c is not None:
@@ -430,7 +432,9 @@ def test_a_non_finite_example_has_a_non_finite_norm_and_leaves_the_others_exact(
 def test_a_non_finite_example_is_alone_in_its_embedding_and_convolution(engine):
     torch.manual_seed(0)
     model = Through(
-        lambda m, x: m.conv(m.words(x).transpose(1, 2)).tanh(), words=nn.Embedding(5, 3), conv=nn.Conv1d(3, 2, 2)
+        lambda m, x: m.conv(m.words(x).transpose(1, 2)).tanh(),
+        words=nn.Embedding(5, 3),
+        conv=nn.Conv1d(3, 2, 2),
     ).double()
     tokens, factor = torch.randint(5, (3, 4)), torch.tensor([1.0, float("nan"), 2.0]).double()
     built = ENGINES[engine](model, loss, (tokens, factor))
@@ -448,7 +452,14 @@ def test_a_non_finite_example_is_alone_in_its_embedding_and_convolution(engine):
 
 def dropout_model() -> nn.Module:
     torch.manual_seed(3)
-    layers = [nn.Linear(3, 16), nn.Dropout(0.5), nn.Tanh(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 2)]
+    layers = [
+        nn.Linear(3, 16),
+        nn.Dropout(0.5),
+        nn.Tanh(),
+        nn.Linear(16, 8),
+        nn.Dropout(0.5),
+        nn.Linear(8, 2),
+    ]
     return nn.Sequential(*layers).double()
 
 
@@ -688,8 +699,20 @@ RECURRENT = {
 }
 
 
-@every_engine
-@pytest.mark.parametrize("layer", RECURRENT)
+# (engine, layer) -> why it is neither exact nor refused yet.
+UNNAMED = "torch's message does not name vmap, so that it is not translated and engine='auto' stops"
+NEITHER = {("vmap", layer): UNNAMED for layer in RECURRENT}
+
+
+@pytest.mark.parametrize(
+    ("engine", "layer"),
+    [
+        pytest.param(
+            *pair, marks=[pytest.mark.xfail(reason=NEITHER[pair], strict=True)] if pair in NEITHER else []
+        )
+        for pair in itertools.product(ENGINES, RECURRENT)
+    ],
+)
 def test_recurrent_layers_are_exact_or_refused(engine, layer):
     torch.manual_seed(0)
     model = RECURRENT[layer]().double()

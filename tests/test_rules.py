@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import io
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -204,7 +205,9 @@ def as_value(variance: np.ndarray) -> Tensor | float:
     return torch.from_numpy(variance) if isinstance(variance, np.ndarray) else float(variance)
 
 
-def problem(kind: str, seed: int = 0) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[list[np.ndarray]]]:
+def problem(
+    kind: str, seed: int = 0
+) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[list[np.ndarray]]]:
     """Starting points, and for each the private gradients and variances of STEPS steps."""
     rng = np.random.default_rng(seed)
     starts = [np.asarray(rng.normal(size=shape)) for shape in SHAPES]
@@ -429,7 +432,7 @@ def test_the_automatic_floor_is_the_deviation_of_the_noise_and_falls(name):
     found = floors(name, [phi] * 300)
     expected = [theory.second_moment_deviation(t, 0.999) * phi for t in range(1, 301)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert all(later <= earlier * (1 + 1e-6) for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(found))
     assert found[-1] < found[0] / 20
 
 

@@ -1,0 +1,44 @@
+"""The code in README.md and CONTRIBUTING.md runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import torch
+
+import adamas
+from adamas.rules.base import Rule
+
+ROOT = Path(__file__).parent.parent
+
+
+def python_blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def test_the_readme_trains_within_its_budget_and_in_the_open():
+    closed, opened = python_blocks("README.md")
+    torch.manual_seed(0)
+    names = {}
+    exec(closed, names)
+    assert 2.9 < names["run"].epsilon() <= 3.0
+    model = names["model"]
+    names["run"] = adamas.make_private(
+        *(model, names["rule"], names["digits"].train, names["loss"]),
+        **{"batch_size": 64, "steps": 2, "noise_multiplier": 1.0, "delta": 1e-5},
+    )
+    before = model[1].weight.detach().clone()
+    exec(opened, names)
+    assert names["run"].steps_done == 2
+    assert not torch.equal(model[1].weight, before)
+
+
+def test_the_skeleton_rule_is_a_rule():
+    (skeleton,) = python_blocks("CONTRIBUTING.md")
+    names = {}
+    exec(skeleton, names)
+    p = torch.nn.Parameter(torch.zeros(2))
+    rule = names["Sign"]([p], lr=0.5)
+    assert isinstance(rule, Rule)
+    adamas.PrivateGradient({p: torch.tensor([3.0, -2.0])}, {p: 1.0}).write_to(rule)
+    rule.step()
+    assert p.tolist() == [-0.5, 0.5]
