@@ -10,12 +10,15 @@ from torch import Tensor
 # blocks of this length, added up in float64, are off by about 1e-8, at the same speed.
 _BLOCK = 2048
 
+# Below it, float32 squares near the smallest float32 number may have become 0.
+_LEAST_SQUARE = 1e-24
+
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Squared L2 norm of each `rows[i]`, all other axes flattened, in float64.
 
     Guarantee: the relative error stays near 1e-8 for float32 rows of any length, and a finite row
-    has a finite result even where its square overflows float32.
+    has a finite result even where its square overflows float32, and one above 0 where it underflows.
     """
     n = rows.shape[0]
     flat = rows.reshape(n, rows.shape[1:].numel())
@@ -28,9 +31,9 @@ def squared_norms(rows: Tensor) -> Tensor:
     total: Tensor = torch.linalg.vector_norm(head.reshape(n, blocks, _BLOCK), dim=2).double().square()
     total = total.sum(1)
     total += torch.linalg.vector_norm(tail, dim=1).double().square()
-    overflown = ~total.isfinite()
-    if overflown.any():
-        total[overflown] = flat[overflown].double().square().sum(1)
+    extreme = ~total.isfinite() | (total < _LEAST_SQUARE)
+    if extreme.any():
+        total[extreme] = flat[extreme].double().square().sum(1)
     return total
 
 

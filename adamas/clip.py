@@ -8,6 +8,9 @@ from torch import Tensor
 from adamas.engines import Engine, Stacked
 from adamas.geometry import Geometry
 
+# The reciprocal of a larger norm is not a normal float32 number, and would be rounded by too much.
+_LARGEST_NORM = 8e37
+
 
 def clip_weights(norms: Tensor) -> Tensor:
     r"""The factor :math:`1/\max(1, \|u\|)` of each example, from its whitened norm.
@@ -18,14 +21,14 @@ def clip_weights(norms: Tensor) -> Tensor:
         | 0 | 1 |
         | up to 1 | 1 |
         | above 1, finite | 1/norm |
-        | infinite or NaN | 0: the example is dropped |
+        | infinite, NaN, or above 8e37 | 0: the example is dropped |
 
     Example:
         >>> clip_weights(torch.tensor([0.0, 0.5, 4.0, float("nan")]))
         tensor([1.0000, 1.0000, 0.2500, 0.0000])
     """
     weights = norms.clamp(min=1.0).reciprocal()  # clamp keeps NaN
-    return torch.where(norms.isfinite(), weights, torch.zeros_like(weights))
+    return torch.where(norms < _LARGEST_NORM, weights, torch.zeros_like(weights))  # False for NaN
 
 
 def clipped_sum(gradients: Engine | Mapping[Tensor, Tensor], geometry: Geometry) -> dict[Tensor, Tensor]:
@@ -51,7 +54,12 @@ def clipped_sum(gradients: Engine | Mapping[Tensor, Tensor], geometry: Geometry)
         >>> clipped_sum({p: g}, Geometry.ball([p], radius=1.0))[p]
         tensor([0.9000, 1.2000])
     """
-    engine = Stacked(gradients) if isinstance(gradients, Mapping) else gradients
+    if isinstance(gradients, Mapping):
+        if gradients.keys() != geometry.scale.keys():
+            raise ValueError("Expected gradients and geometry to have the same parameters.")
+        engine: Engine = Stacked(gradients)
+    else:
+        engine = gradients
     weights = clip_weights(engine.norms(geometry))
     total = float(weights.sum())
     result = {}

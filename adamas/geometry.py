@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Value: TypeAlias = Tensor | float
@@ -33,7 +34,7 @@ class Geometry:
         |---|---|
         | 0, negative or NaN | refused at construction |
         | infinite (a number) | nothing is clipped; only allowed without noise |
-        | not finite (per coordinate) | refused at construction |
+        | not finite (per coordinate), or beyond the parameter's number type | refused at construction |
 
     Example:
         >>> import torch
@@ -54,6 +55,8 @@ class Geometry:
                 raise ValueError("Expected the centre's parameters to be among the scale's.")
             if isinstance(c, Tensor) and c.dim() and c.shape != p.shape:
                 raise ValueError(f"Expected a centre of shape {tuple(p.shape)}, got {tuple(c.shape)}.")
+            if not torch.as_tensor(c).isfinite().all():
+                raise ValueError("Expected a geometry's centre to be finite.")
 
     @classmethod
     def ball(cls, params: Iterable[Tensor], radius: float = 1.0) -> "Geometry":
@@ -93,5 +96,5 @@ def _check_scale(p: Tensor, s: Value) -> None:
                     f"Expected a geometry's scale to be finite and > 0, found values from {low:g} to "
                     f"{high:g}."
                 )
-    elif not s > 0:
-        raise ValueError(f"Expected a geometry's scale={s!r} > 0.")
+    elif not (torch.finfo(p.dtype).tiny <= s <= torch.finfo(p.dtype).max or s == math.inf):
+        raise ValueError(f"Expected a geometry's scale={s!r} > 0, within the numbers of {p.dtype}.")

@@ -7,12 +7,14 @@ r"""The door: the one place where private data becomes a release.
 :math:`B` is the *expected* batch size: the realised one is private under Poisson sampling.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.clip import clip_weights
 from adamas.engines import Engine
@@ -57,14 +59,15 @@ class PrivateGradient:
                 )
 
     def write_to(self, rule: torch.optim.Optimizer) -> None:
-        """Hands the release to a rule: `p.grad`, and the variance that its `step()` will use.
+        """Hands the release to a rule: `p.grad` (not a copy), and the variance that its `step()` will use.
 
-        Any other `torch.optim` optimizer gets `p.grad` only.
+        Any other `torch.optim` optimizer gets a copy in `p.grad` only, and cannot tell if it is changed.
         """
         if isinstance(rule, Rule):
-            rule.receive(self.noise_variance)
+            rule.receive(self.mean, self.noise_variance)
+            return
         for p, mean in self.mean.items():
-            p.grad = mean.to(p.dtype)
+            p.grad = mean.to(p.dtype, copy=True)
 
 
 def privatize(
@@ -93,6 +96,14 @@ def privatize(
         mechanism with multiplier `noise_multiplier`. Non-finite examples add nothing; an empty batch
         gives noise around the centre; a parameter that no example uses gets noise like the others.
     """
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.positive(expected_batch_size=expected_batch_size)
+    if noise_multiplier > 0 and any(
+        s == math.inf for s in geometry.scale.values() if not isinstance(s, Tensor)
+    ):
+        raise ValueError(
+            "Expected a geometry with a finite scale: noise cannot hide a gradient of any length."
+        )
     sums: dict[Tensor, Tensor] = {}
     total_weight = 0.0
     for engine, padding in engines:

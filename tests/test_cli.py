@@ -29,7 +29,17 @@ def call(capsys, *arguments):
 def test_train_writes_result_model_and_ledger(capsys, tmp_path):
     out = tmp_path / "run"
     code, printed, _ = call(
-        capsys, "train", "--steps", "4", "--noise-multiplier", "1.5", "--seed", "3", "--out", str(out), "--json"
+        capsys,
+        "train",
+        "--steps",
+        "4",
+        "--noise-multiplier",
+        "1.5",
+        "--seed",
+        "3",
+        "--out",
+        str(out),
+        "--json",
     )
     assert code == 0
     result = json.loads((out / "result.json").read_text())
@@ -41,9 +51,7 @@ def test_train_writes_result_model_and_ledger(capsys, tmp_path):
     assert result["settings"]["rule"] == "adam-bc"
     assert result["settings"]["seed"] == 3
     assert "whoever knows it can remove the noise" in result["note"]
-    expected = adamas.calibrate.epsilon(
-        noise_multiplier=1.5, sampling_rate=256 / 1438, steps=4, delta=1e-5
-    )
+    expected = adamas.calibrate.epsilon(noise_multiplier=1.5, sampling_rate=256 / 1438, steps=4, delta=1e-5)
     assert result["epsilon"] == pytest.approx(expected)
 
     ledger = Ledger()
@@ -116,7 +124,16 @@ def test_the_calculators_agree_with_the_published_values(capsys):
     assert code == 0
     assert json.loads(printed)["epsilon"] == pytest.approx(7.479, abs=5e-4)
     code, printed, _ = call(
-        capsys, "noise", "--epsilon", "7", "--sampling-rate", "0.02048", "--steps", "3430", "--accountant", "rdp"
+        capsys,
+        "noise",
+        "--epsilon",
+        "7",
+        "--sampling-rate",
+        "0.02048",
+        "--steps",
+        "3430",
+        "--accountant",
+        "rdp",
     )
     assert code == 0
     assert float(printed.split()[-1]) == pytest.approx(1.107, abs=1e-3)
@@ -168,7 +185,10 @@ def test_the_module_runs_as_a_program():
     )
     assert done.stdout.strip() == adamas.__version__
     done = subprocess.run(
-        [sys.executable, "-m", "adamas", "steps", "--epsilon", "nan"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "adamas", "steps", "--epsilon", "nan"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

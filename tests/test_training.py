@@ -266,10 +266,14 @@ def test_a_budget_is_never_exceeded():
     assert 1.98 < run.epsilon() <= 2.0
 
     run = make_run(noise_multiplier=None, epsilon=2.0)
-    with pytest.raises(RuntimeError, match="epsilon=2"):
+
+    def twice_each():
         for batch in run.batches():
             run.privatize(batch)
             run.privatize(batch)
+
+    with pytest.raises(RuntimeError, match="epsilon=2"):
+        twice_each()
     assert run.epsilon() <= 2.0
 
 

@@ -79,7 +79,7 @@ class Materialized(ABC):
                 # A bare scale divides the norm instead of every coordinate.
                 s = geometry.scale[p]
                 if geometry.center_of(p) is None and not isinstance(s, Tensor):
-                    squares = squares + squared_norms(g) / s**2
+                    squares = squares + squared_norms(g) / s / s
                 else:
                     squares = squares + squared_norms(geometry.whiten(p, g))
             totals.append(squares)

@@ -52,11 +52,9 @@ class Vmap(Materialized):
                 result = vmap(grad(self._one_loss), in_dims=(None, 0, None), randomness="different")(
                     values, tensors, chunk
                 )
-        except UnsupportedError:
+        except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if "vmap" not in str(error) and "functorch" not in str(error):
-                raise
             raise UnsupportedError(
                 f"engine='vmap' cannot run {type(self._objective.model).__name__}: "
                 f"{str(error).splitlines()[0]} Use engine='loop'."

@@ -57,7 +57,7 @@ class AdamFamily(Rule):
             denominator = _plain_denominator(v, group, state)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         step_size = group["lr"] / (1 - b1 ** state["step"])
-        p.addcdiv_(m.to(p.dtype), denominator.to(p.dtype), value=-step_size)  # (6)
+        p.add_(torch.div(m, denominator, out=denominator), alpha=-step_size)  # (6)
 
 
 def _plain_denominator(v: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:

@@ -26,6 +26,12 @@ class Rule(torch.optim.Optimizer, ABC):
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
         self._noise_variance: Mapping[Tensor, Value] | None = None
+        self._written: dict[Tensor, tuple[Tensor, int]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied, unpickled or loaded rule has no fresh release."""
+        super().__setstate__(state)
+        self._noise_variance = None
 
     def trainable(self) -> list[Tensor]:
         """The parameters that the rule updates: those that require a gradient."""
@@ -35,8 +41,8 @@ class Rule(torch.optim.Optimizer, ABC):
         """The centre and scale of the next step's clipping, relative to the clip norm."""
         return Geometry.ball(self.trainable(), 1.0)
 
-    def receive(self, noise_variance: Mapping[Tensor, Value]) -> None:
-        """Takes the noise variance of a fresh release; `PrivateGradient.write_to` calls it."""
+    def receive(self, mean: Mapping[Tensor, Tensor], noise_variance: Mapping[Tensor, Value]) -> None:
+        """Takes a fresh release into `p.grad`; `PrivateGradient.write_to` calls it."""
         mine = self.trainable()
         if len(mine) != len(noise_variance) or any(p not in noise_variance for p in mine):
             raise ValueError(
@@ -45,6 +51,9 @@ class Rule(torch.optim.Optimizer, ABC):
                 "model.parameters() of the model that the gradients belong to."
             )
         self._noise_variance = noise_variance
+        for p in mine:
+            p.grad = mean[p].to(p.dtype)
+            self._written[p] = (p.grad, p.grad._version)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a saved state, in the number types in which it was saved.
@@ -79,7 +88,15 @@ class Rule(torch.optim.Optimizer, ABC):
                 "step() found a parameter whose gradient is None: zero_grad() was called after "
                 "release.write_to(rule). Write the release again, or drop the zero_grad()."
             )
+        if any(p.grad is not g or g._version != version for p, (g, version) in self._written.items()):
+            self._noise_variance = None
+            raise RuntimeError(
+                "step() found a gradient that is not the release's any more: a backward() or another change "
+                "in place reached p.grad after release.write_to(rule), so it may not be private. Write the "
+                "release right before step()."
+            )
         variance, self._noise_variance = self._noise_variance, None
+        self._written = {}
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad:

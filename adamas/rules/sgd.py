@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
+from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Params, Rule
 
@@ -58,7 +59,7 @@ class SGD(Rule):
         direction = gradient
         if group["momentum"]:
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p)
+                state["momentum_buffer"] = torch.zeros_like(p, dtype=accumulation_dtype(p.dtype))
             direction = state["momentum_buffer"]
             direction.mul_(group["momentum"]).add_(gradient)  # (1)
         p.mul_(1 - group["lr"] * group["weight_decay"])
