@@ -17,6 +17,7 @@ from adamas import _validate, ledger
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LARGEST_MULTIPLIER = 2.0**20
+_WIDE_BUDGET = 0.1  # a hundred coarse cells
 _LARGEST_STEPS = 2**32
 _TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
 
@@ -88,40 +89,45 @@ def noise_multiplier_for(
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
 
-    def excess(z: float, *, coarse: bool) -> float:
-        entries = [(make_event(z), 1)]
-        return ledger.composed_epsilon(entries, delta, accountant, relation, coarse=coarse) - epsilon
+    def log_excess(log_z: float, coarse: bool | None = None) -> float:
+        """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
+        event = make_event(math.exp(log_z))
+        cost = ledger.composed_epsilon([(event, 1)], delta, accountant, relation, coarse=coarse)
+        return min(max(math.log(max(cost, 1e-300) / epsilon), -50.0), 50.0)
 
-    # A coarse epsilon is never below the fine one, so `high` is good enough for both.
-    high = 1.0
-    while excess(high, coarse=True) > 0:
-        high *= 2
-        if high > _LARGEST_MULTIPLIER:
-            raise ValueError(
-                f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise "
-                f"multiplier of {_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or "
-                "make fewer steps."
-            )
-    low = high / 2
-    while excess(low, coarse=True) <= 0:
-        low, high = low / 2, low
-    rough = brentq(lambda z: excess(z, coarse=True), low, high, xtol=1e-3 * low, rtol=1e-3)
-    # Secant steps in logarithms from the coarse answer to the fine one, then the last decimal.
-    z, fine = rough, excess(rough, coarse=False) + epsilon
-    above = excess(1.01 * z, coarse=True) / epsilon + 1
-    slope = math.log(above / (excess(z, coarse=True) / epsilon + 1)) / math.log(1.01)
-    while abs(math.log(epsilon / fine)) > 1e-4:
-        before, fine_before = z, fine
-        z *= (epsilon / fine) ** (1 / slope)
-        fine = excess(z, coarse=False) + epsilon
-        slope = math.log(fine / fine_before) / math.log(z / before)
-    per_unit = _TICKS / 10 ** max(0, math.floor(math.log10(z)))
-    ticks = math.ceil(z * (epsilon / fine) ** (1 / slope) * per_unit)
-    while excess(ticks / per_unit, coarse=False) > 0:
+    if log_excess(math.log(_LARGEST_MULTIPLIER)) > 0:
+        raise ValueError(
+            f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
+            f"{_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or make fewer steps."
+        )
+    # Coarse cells bring the search near a budget that is wide against them, then fine ones take over.
+    # Both are upper bounds.
+    log_z = 0.0
+    if accountant == "pld" and epsilon > _WIDE_BUDGET:
+        low, high = _bracket(lambda x: log_excess(x, True), log_z, math.log(2))
+        log_z = brentq(lambda x: log_excess(x, True), low, high, xtol=1e-3)
+        low, high = _bracket(log_excess, log_z, 3e-3)
+    else:
+        low, high = _bracket(log_excess, log_z, math.log(2))
+    root = math.exp(brentq(log_excess, low, high, xtol=1e-5))
+    # Round up to a whole tick, the smallest one that keeps the budget.
+    per_unit = _TICKS / 10 ** max(0, math.floor(math.log10(root)))
+    ticks = math.ceil(root * per_unit)
+    while log_excess(math.log(ticks / per_unit)) > 0:
         ticks += 1
-    while ticks > 1 and excess((ticks - 1) / per_unit, coarse=False) <= 0:
+    while ticks > 1 and log_excess(math.log((ticks - 1) / per_unit)) <= 0:
         ticks -= 1
     return float(ticks / per_unit)
+
+
+def _bracket(log_excess: Callable[[float], float], start: float, width: float) -> tuple[float, float]:
+    """Two logarithms of multipliers, the first one too small and the second one not, from a guess."""
+    low = high = start
+    while log_excess(high) > 0:
+        low, high, width = high, high + width, 2 * width
+    while low == high or log_excess(low) <= 0:
+        high, low, width = low, low - width, 2 * width
+    return low, high
 
 
 def steps(

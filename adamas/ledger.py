@@ -25,19 +25,10 @@ _FINE, _COARSE, _LARGE = 1e-4, 1e-3, 20.0
 # The orders of Opacus, with which the papers' values were computed.
 _RDP_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
 
-_EVENTS = {
+_EVENTS: dict[str, type[dp_accounting.DpEvent]] = {
     cls.__name__: cls
-    for cls in (
-        dp_accounting.ComposedDpEvent,
-        dp_accounting.GaussianDpEvent,
-        dp_accounting.LaplaceDpEvent,
-        dp_accounting.NonPrivateDpEvent,
-        dp_accounting.NoOpDpEvent,
-        dp_accounting.PoissonSampledDpEvent,
-        dp_accounting.SampledWithoutReplacementDpEvent,
-        dp_accounting.SelfComposedDpEvent,
-        dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent,
-    )
+    for cls in vars(dp_accounting.dp_event).values()
+    if isinstance(cls, type) and issubclass(cls, dp_accounting.DpEvent)
 }
 
 
@@ -60,8 +51,10 @@ class Ledger:
     def __init__(self, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
         self.relation = relation
         self._closed: list[tuple[dp_accounting.DpEvent, int]] = []
+        # The unit on which releases may still follow, and the last unit of every sampler.
         self._open_unit: tuple[Sampler, int] | None = None
         self._open_releases: dict[int, list[float]] = {}
+        self._last_units: dict[Sampler, int] = {}
         self._cache: dict[tuple[float, str], float] = {}
 
     @property
@@ -77,7 +70,6 @@ class Ledger:
         _validate.count(count=count)
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"Expected event={event!r} to be a dp_accounting.DpEvent.")
-        self._close()
         _append(self._closed, event, count)
         self._cache.clear()
 
@@ -85,16 +77,23 @@ class Ledger:
         """Adds a Gaussian release of sensitivity 1 on the batch that a sampler drew for a step.
 
         Releases on one batch are one event of the sampler, and so are all batches of an epoch for a
-        sampler whose batches do not overlap.
+        sampler whose batches do not overlap. A batch is finished when the next one has a release.
         """
+        _validate.non_negative(noise_multiplier=noise_multiplier)
         if sampler.relation != self.relation:
             raise ValueError(
                 f"Expected a sampler for relation={self.relation.name}, got {sampler.relation.name}."
             )
         unit = sampler.unit(step)
-        if self._open_unit is None or self._open_unit != (sampler, unit):
+        if self._open_unit != (sampler, unit):
+            if unit <= self._last_units.get(sampler, -1):
+                raise ValueError(
+                    f"Expected a release on a later batch than step={step}, which is finished: its event "
+                    "was recorded without this release."
+                )
             self._close()
             self._open_unit = (sampler, unit)
+            self._last_units[sampler] = unit
         self._open_releases.setdefault(step, []).append(noise_multiplier)
         self._cache.clear()
 
@@ -111,6 +110,7 @@ class Ledger:
         other._closed = list(self._closed)
         other._open_unit = self._open_unit
         other._open_releases = {step: list(zs) for step, zs in self._open_releases.items()}
+        other._last_units = dict(self._last_units)
         return other
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Ledger:
         entries = [(_decode(entry["event"]), entry["count"]) for entry in state["entries"]]
         self.relation = NeighboringRelation[state["relation"]]
         self._closed = entries
-        self._open_unit, self._open_releases = None, {}
+        self._open_unit, self._open_releases, self._last_units = None, {}, {}
         self._cache.clear()
         if state["open"] is None:
             return

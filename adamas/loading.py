@@ -69,7 +69,8 @@ class Loader:
     ) -> None:
         if micro_batch_size is not None:
             _validate.count(micro_batch_size=micro_batch_size)
-        _validate.non_negative(num_workers=num_workers)
+        if num_workers:
+            _validate.count(num_workers=num_workers)
         self.dataset = dataset
         self.sampler = sampler
         self.collate_fn = collate_fn
@@ -97,7 +98,7 @@ class Loader:
 
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
-        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
+        if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return self.dataset[torch.from_numpy(indices)]
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 

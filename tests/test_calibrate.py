@@ -164,7 +164,7 @@ def test_epsilon_of_one_unsampled_gaussian_is_the_closed_form():
     [
         pytest.param(0.01, 0.01, 100, "pld", id="tiny-pld"),
         pytest.param(0.01, 0.1, 10, "rdp", id="tiny-rdp"),
-        pytest.param(1.0, 0.02, 500, "pld", id="one-pld"),
+        pytest.param(1.0, 0.1, 100, "pld", id="one-pld"),
         pytest.param(1.0, 0.1, 10, "rdp", id="one-rdp"),
         pytest.param(1.0, 1.0, 10, "pld", id="full-batch-pld"),
         pytest.param(50.0, 1.0, 400, "pld", id="huge-pld"),
@@ -188,8 +188,9 @@ def test_noise_multiplier_keeps_the_budget_and_one_tick_less_does_not(
 
 def test_noise_multiplier_and_epsilon_agree_above_20():
     # Above 20 the epsilon is computed in coarser cells: what is calibrated must still be kept by it.
-    event = dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(3.0))
+    event = dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(5.5))
     fine = composed_epsilon([(event, 400)], 1e-5, coarse=False)
+    assert fine > 20
     z = calibrate.noise_multiplier(epsilon=fine, **FULL_BATCH)
     assert calibrate.epsilon(noise_multiplier=z, **FULL_BATCH) <= fine
 
@@ -238,7 +239,7 @@ def test_noise_multiplier_for_another_mechanism_keeps_its_budget():
     ("noise_multiplier", "sampling_rate", "epsilon", "accountant"),
     [
         (5.0, 0.1, 1.0, "pld"),
-        (2.0, 0.02, 1.0, "pld"),
+        (4.0, 0.02, 0.5, "pld"),
         (1.0, 0.02, 3.0, "rdp"),
         pytest.param(3.0, 1.0, 0.67, "rdp", id="a-single-step"),
     ],
@@ -258,10 +259,10 @@ def test_steps_are_the_last_that_the_budget_pays(noise_multiplier, sampling_rate
 
 
 def test_steps_and_noise_multiplier_are_inverse():
-    settings = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.1}
-    z = calibrate.noise_multiplier(steps=100, **settings)
-    # One tick of z is worth 0.005 steps here, so rounding it up pays for no further one.
-    assert calibrate.steps(noise_multiplier=z, **settings) == 100
+    settings = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 1.0}
+    z = calibrate.noise_multiplier(steps=30, **settings)
+    # One tick of z is worth 0.003 steps here, so rounding it up pays for no further one.
+    assert calibrate.steps(noise_multiplier=z, **settings) == 30
 
 
 # No noise, curves, refusals -----------------------------------------------------------------------------
@@ -285,11 +286,11 @@ def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta():
 
 
 def test_epsilon_curve_of_a_long_run_bounds_the_true_one_and_ends_on_it():
-    settings = {"noise_multiplier": 1.0, "sampling_rate": 0.002, "delta": 1e-5}
+    settings = {"noise_multiplier": 3.0, "sampling_rate": 0.005, "delta": 1e-5}
     curve = calibrate.epsilon_curve(steps=20_000, **settings)
     assert curve.shape == (20_000,)
     assert (np.diff(curve) >= 0).all()
-    for step in (1, 20, 21, 500, 5000, 12_345, 19_999):
+    for step in (1, 20, 21, 500, 12_345, 19_999):
         true = calibrate.epsilon(steps=step, **settings)
         assert curve[step - 1] >= true
         if step >= 500:
@@ -298,7 +299,7 @@ def test_epsilon_curve_of_a_long_run_bounds_the_true_one_and_ends_on_it():
 
 
 def test_epsilon_curve_of_fewer_steps_than_points_is_exact_up_to_rounding():
-    settings = {"noise_multiplier": 2.0, "sampling_rate": 0.1, "delta": 1e-5}
+    settings = {"noise_multiplier": 5.0, "sampling_rate": 0.1, "delta": 1e-5}
     curve = calibrate.epsilon_curve(steps=3, **settings)
     true = [calibrate.epsilon(steps=step, **settings) for step in (1, 2, 3)]
     assert (curve >= true).all()
