@@ -89,44 +89,43 @@ def noise_multiplier_for(
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
 
-    def log_excess(log_z: float, coarse: bool | None = None) -> float:
+    def excess(z: float, coarse: bool | None = None) -> float:
         """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
-        event = make_event(math.exp(log_z))
-        cost = ledger.composed_epsilon([(event, 1)], delta, accountant, relation, coarse=coarse)
+        entries = [(make_event(z), 1)]
+        cost = ledger.composed_epsilon(entries, delta, accountant, relation, coarse=coarse)
         return min(max(math.log(max(cost, 1e-300) / epsilon), -50.0), 50.0)
 
-    if log_excess(math.log(_LARGEST_MULTIPLIER)) > 0:
+    if excess(_LARGEST_MULTIPLIER) > 0:
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
             f"{_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or make fewer steps."
         )
     # Coarse cells bring the search near a budget that is wide against them, then fine ones take over.
     # Both are upper bounds.
-    log_z = 0.0
+    near, factor = 1.0, 2.0
     if accountant == "pld" and epsilon > _WIDE_BUDGET:
-        low, high = _bracket(lambda x: log_excess(x, True), log_z, math.log(2))
-        log_z = brentq(lambda x: log_excess(x, True), low, high, xtol=1e-3)
-        low, high = _bracket(log_excess, log_z, 3e-3)
-    else:
-        low, high = _bracket(log_excess, log_z, math.log(2))
-    root = math.exp(brentq(log_excess, low, high, xtol=1e-5))
+        low, high = _bracket(lambda z: excess(z, True), near, factor)
+        near = math.exp(brentq(lambda x: excess(math.exp(x), True), math.log(low), math.log(high), xtol=1e-3))
+        factor = 1.003
+    low, high = _bracket(excess, near, factor)
+    root = math.exp(brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=1e-5))
     # Round up to a whole tick, the smallest one that keeps the budget.
     per_unit = _TICKS / 10 ** max(0, math.floor(math.log10(root)))
     ticks = math.ceil(root * per_unit)
-    while log_excess(math.log(ticks / per_unit)) > 0:
+    while excess(ticks / per_unit) > 0:
         ticks += 1
-    while ticks > 1 and log_excess(math.log((ticks - 1) / per_unit)) <= 0:
+    while ticks > 1 and excess((ticks - 1) / per_unit) <= 0:
         ticks -= 1
     return float(ticks / per_unit)
 
 
-def _bracket(log_excess: Callable[[float], float], start: float, width: float) -> tuple[float, float]:
-    """Two logarithms of multipliers, the first one too small and the second one not, from a guess."""
+def _bracket(excess: Callable[[float], float], start: float, factor: float) -> tuple[float, float]:
+    """Two multipliers, the first one too small and the second one not, from a guess."""
     low = high = start
-    while log_excess(high) > 0:
-        low, high, width = high, high + width, 2 * width
-    while low == high or log_excess(low) <= 0:
-        high, low, width = low, low - width, 2 * width
+    while excess(high) > 0:
+        low, high, factor = high, high * factor, factor**2
+    while low == high or excess(low) <= 0:
+        high, low, factor = low, low / factor, factor**2
     return low, high
 
 

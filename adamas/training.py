@@ -11,9 +11,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
-from adamas._checks import check_loss, check_modules, check_parameters
+from adamas._checks import check_modules, check_parameters
 from adamas._streams import Seed
 from adamas.engines import ENGINES, Loss, trainable_parameters
+from adamas.engines.probes import check_loss
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS

@@ -354,11 +354,11 @@ def test_curve_refuses_no_noise_and_no_points():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_unreachable_budgets_are_refused(accountant):
-    with pytest.raises(ValueError, match=r"epsilon=1e-09 and delta=1e-12 to be within reach"):
+    with pytest.raises(ValueError, match="within reach"):
         calibrate.noise_multiplier(
             epsilon=1e-9, delta=1e-12, sampling_rate=1.0, steps=1, accountant=accountant
         )
-    with pytest.raises(ValueError, match=r"epsilon=0.1 to pay for one step"):
+    with pytest.raises(ValueError, match=r"epsilon.* to pay for one step"):
         calibrate.steps(
             epsilon=0.1, delta=1e-5, noise_multiplier=1.0, sampling_rate=1.0, accountant=accountant
         )

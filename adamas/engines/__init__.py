@@ -10,15 +10,17 @@ of the per-example gradients is ever needed, so an engine need not hold them.
 """
 
 from adamas.engines.base import Engine, EngineFactory, Loss, trainable_parameters
+from adamas.engines.bookkeeping import Bookkeeping
 from adamas.engines.loop import Loop
 from adamas.engines.stacked import Stacked
 from adamas.engines.vmap import Vmap
 
-ENGINES: dict[str, EngineFactory] = {"vmap": Vmap, "loop": Loop}
+ENGINES: dict[str, EngineFactory] = {"bookkeeping": Bookkeeping, "vmap": Vmap, "loop": Loop}
 """Engines by name, the preferred one first: `engine="auto"` takes the first that accepts the model."""
 
 __all__ = [
     "ENGINES",
+    "Bookkeeping",
     "Engine",
     "EngineFactory",
     "Loop",

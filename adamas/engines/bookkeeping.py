@@ -1,0 +1,245 @@
+"""The fast engine: one forward, one backward without weight gradients, no per-example gradient of a model.
+
+The forward and the backward are recorded by function (`recording`); norms come out of the records by the
+cheapest exact formula (`records`); and the weighted sum is one matrix product per use of a weight, with the
+rows of the output gradient scaled by the weights.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from adamas._numerics import accumulation_dtype, batch_length, map_tensors, named_tensors, squared_norms
+from adamas.engines.base import Loss, check_losses, trainable_parameters
+from adamas.engines.probes import check_loss
+from adamas.engines.recording import Recorder, Unprobed, Workspace
+from adamas.engines.records import CHUNK, Record, merged, squared_whitened_norms
+from adamas.errors import UnsupportedError
+from adamas.geometry import Geometry
+
+_PROBE_EXAMPLES = 3
+
+_workspaces: WeakKeyDictionary[nn.Module, Workspace] = WeakKeyDictionary()
+
+
+class Bookkeeping:
+    """Answers an engine's questions for any model whose use of its parameters it can follow.
+
+    Needs: losses that depend each on its own example; what cannot be followed is refused with the
+    parameter's name. Memory: inputs and output gradients of the layers, and chunks of a layer's
+    per-example gradients.
+
+    Args:
+        model: The model, as it is; it is neither wrapped nor changed.
+        loss: One loss per example.
+        batch: Tensors with the example axis first, nested in mappings, lists or tuples.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, batch: Any) -> None:
+        self._model, self._loss, self._batch = model, loss, batch
+        self._n = batch_length(batch)
+        self._names: dict[Tensor, str] = {p: name for name, p in trainable_parameters(model).items()}
+        self._workspace = _workspaces.setdefault(model, Workspace())
+        self._direct: dict[Tensor, list[Record]] | None = None
+        self._derived: list[tuple[Tensor, list[Record]]] = []
+        self._finite: Tensor | None = None
+
+    def norms(self, geometry: Geometry) -> Tensor:
+        """See `Engine.norms`."""
+        device = next(iter(self._names)).device
+        total = torch.zeros(self._n, dtype=torch.float64, device=device)
+        if not self._n:
+            return total
+        direct = self._records(geometry)
+        with torch.no_grad():
+            leaves = {leaf for t, _ in self._derived for leaf in self._leaves(t)}
+            for p in self._names:
+                if p in leaves:
+                    continue
+                if p in direct:
+                    total += squared_whitened_norms(direct[p], p, geometry)
+                elif geometry.center_of(p) is not None:  # an unused parameter: g = 0 for every example
+                    total += squared_norms(geometry.whiten(p, torch.zeros_like(p)).unsqueeze(0))
+            for group in self._groups():
+                total += self._derived_squares(group, geometry)
+        norms = total.clamp(min=0).sqrt()  # clamp keeps NaN
+        self._finite = norms.isfinite()
+        return norms
+
+    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+        """See `Engine.weighted_sum`."""
+        result = {
+            p: torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device) for p in self._names
+        }
+        if not self._n:
+            return result
+        if self._direct is None:
+            self.norms(Geometry.ball(self._names))
+        assert self._direct is not None
+        assert self._finite is not None
+        direct, derived = self._direct, self._derived
+        rows = (weights != 0) | self._finite
+        if not rows.all():  # 0 x NaN is NaN: such examples must not enter a product
+            if not rows.any():
+                return result
+            weights = weights[rows]
+            direct = {p: [r.kept(rows) for r in records] for p, records in direct.items()}
+            derived = [(t, [r.kept(rows) for r in records]) for t, records in derived]
+        with torch.no_grad():
+            for p, records in direct.items():
+                for record in records:
+                    record.add_to(result[p], weights.to(result[p].dtype))
+            totals = []
+            for t, records in derived:
+                totals.append(torch.zeros_like(t))
+                for record in records:
+                    record.add_to(totals[-1], weights.to(t.dtype))
+        if derived:
+            params = list(self._names)
+            gradients = torch.autograd.grad(
+                [t for t, _ in derived], params, totals, retain_graph=True, allow_unused=True
+            )
+            for p, g in zip(params, gradients, strict=True):
+                if g is not None:
+                    result[p] += g
+        return result
+
+    # --- recording ------------------------------------------------------------------------------------
+
+    def _records(self, geometry: Geometry) -> dict[Tensor, list[Record]]:
+        if self._direct is None or any(_taken(records) for records in self._direct.values()):
+            if self._direct is not None:  # norms that were taken on the way hold in one geometry only
+                self._direct = {p: [_fresh(r) for r in records] for p, records in self._direct.items()}
+            else:
+                self._record(geometry)
+        assert self._direct is not None
+        return self._direct
+
+    def _record(self, geometry: Geometry) -> None:
+        if self._n > 1 and not self._workspace.probed:
+            self._probe()
+        try:
+            recorder = self._run(geometry)
+        except Unprobed:  # a use that was not there when the model was probed
+            self._probe()
+            try:
+                recorder = self._run(geometry)
+            except Unprobed as error:
+                raise UnsupportedError(
+                    "The model uses its parameters in another way for a whole batch than for its first "
+                    "examples. Use engine='vmap' or engine='loop'."
+                ) from error
+        self._direct = {}
+        for t, records in recorder.uses.values():
+            if t in self._names:
+                self._direct[t] = merged(records)
+            else:
+                self._derived.append((t, merged(records)))
+
+    def _run(self, geometry: Geometry) -> Recorder:
+        inputs = [x for _, x in named_tensors(self._batch)]
+        recorder = Recorder(self._names, inputs, self._n, self._workspace, geometry)
+        with torch.enable_grad():
+            with recorder:
+                losses = self._loss(self._model, self._batch)
+            losses = check_losses(losses, self._n)
+            recorder.backward(losses.sum())
+        return recorder
+
+    def _probe(self) -> None:
+        """Learns from a few examples where the examples are in every output, and that they do not mix."""
+        few = min(self._n, _PROBE_EXAMPLES)
+        state = torch.get_rng_state()
+        sample = map_tensors(lambda x: x[:few], self._batch)
+        check_loss(self._model, self._loss, sample)
+        recorder = Recorder(self._names, [x for _, x in named_tensors(sample)], few, self._workspace)
+        with torch.enable_grad():
+            with recorder:
+                losses = self._loss(self._model, sample)
+            losses = check_losses(losses, few)
+            for example in range(few):
+                recorder.probe = example
+                recorder.backward(losses[example], keep_graph=True)
+        for key, options in recorder.candidates.items():
+            self._workspace.layouts[key] = options[0]
+        self._workspace.probed = True
+        torch.set_rng_state(state)
+
+    # --- derived weights ------------------------------------------------------------------------------
+
+    def _leaves(self, t: Tensor) -> list[Tensor]:
+        """The parameters of which a derived weight is a function."""
+        found: list[Tensor] = []
+        seen, todo = set(), [t.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and leaf in self._names:
+                found.append(leaf)
+            todo += [following for following, _ in node.next_functions]
+        return found
+
+    def _groups(self) -> list[tuple[list[Tensor], list[tuple[Tensor, list[Record]]]]]:
+        """Derived weights that share parameters, together with these parameters."""
+        groups: list[tuple[list[Tensor], list[tuple[Tensor, list[Record]]]]] = []
+        for t, records in self._derived:
+            leaves, members = self._leaves(t), [(t, records)]
+            apart = []
+            for other in groups:
+                if any(any(p is q for q in leaves) for p in other[0]):
+                    leaves += [p for p in other[0] if not any(p is q for q in leaves)]
+                    members += other[1]
+                else:
+                    apart.append(other)
+            groups = [*apart, (leaves, members)]
+        return groups
+
+    def _derived_squares(
+        self, group: tuple[list[Tensor], list[tuple[Tensor, list[Record]]]], geometry: Geometry
+    ) -> Tensor:
+        """Squared norms over some parameters by vector-Jacobian products of a chunk of examples at a time."""
+        assert self._direct is not None
+        leaves, members = group
+        size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
+        step = max(1, CHUNK // max(1, size))
+        parts = []
+        for start in range(0, self._n, step):
+            rows = slice(start, min(start + step, self._n))
+            outputs = [_total(records, rows) for _, records in members]
+            gradients = torch.autograd.grad(
+                [t for t, _ in members],
+                leaves,
+                outputs,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+            squares = torch.zeros((), dtype=torch.float64)
+            for p, g in zip(leaves, gradients, strict=True):
+                k = rows.stop - rows.start
+                total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
+                for record in self._direct.get(p, []):
+                    total = total + record.materialize(rows)
+                squares = squares + squared_norms(geometry.whiten(p, total))
+            parts.append(squares)
+        return torch.cat(parts)
+
+
+def _total(records: list[Record], rows: slice) -> Tensor:
+    total = records[0].materialize(rows)
+    for record in records[1:]:
+        total = total + record.materialize(rows)
+    return total
+
+
+def _taken(records: list[Record]) -> bool:
+    return any(getattr(record, "whitened", None) is not None for record in records)
+
+
+def _fresh(record: Record) -> Record:
+    return record.kept(torch.ones(record.n, dtype=torch.bool)) if _taken([record]) else record

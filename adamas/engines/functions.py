@@ -1,0 +1,203 @@
+"""Autograd functions that keep what a weight's gradient needs, and do not compute it.
+
+Each has the value of the function that it stands for. Its backward hands the input and the output's
+gradient to `put` and returns the input's gradient only. The weight arrives detached; `anchor`, a number that
+requires a gradient, makes autograd call the backward even where no input needs one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+
+
+def _cast(*tensors: Tensor | None) -> list[Any]:
+    """What autocast would do to the arguments of a matrix product."""
+    device = next(t for t in tensors if t is not None).device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [None if t is None else t.to(dtype) for t in tensors]
+
+
+class Linear(torch.autograd.Function):
+    """`F.linear`; `put(input, output gradient)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, anchor: Tensor, put: Callable[..., None]
+    ) -> Tensor:
+        ctx.dtype = x.dtype
+        x, w, b = _cast(x, w, b)
+        ctx.save_for_backward(x, w)
+        ctx.put = put
+        return F.linear(x, w, b)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        ctx.put(x, e)
+        return ((e @ w).to(ctx.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class Convolve(torch.autograd.Function):
+    """`torch.convolution`; `put(input, output gradient)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        anchor: Tensor,
+        settings: Any,
+        put: Callable[..., None],
+    ) -> Tensor:
+        ctx.dtype = x.dtype
+        x, w, b = _cast(x, w, b)
+        ctx.save_for_backward(x, w)
+        ctx.put, ctx.settings = put, settings
+        stride, padding, dilation, groups = settings
+        return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.settings
+        ctx.put(x, e)
+        gradient = None
+        if ctx.needs_input_grad[0]:
+            gradient = aten.convolution_backward(
+                *(e, x, w, None, stride, padding, dilation, False, [0] * len(stride), groups),
+                (True, False, False),
+            )[0].to(ctx.dtype)
+        return gradient, None, None, None, None, None
+
+
+class Embed(torch.autograd.Function):
+    """`torch.embedding`; `put(indices, output gradient)`."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, indices: Tensor, anchor: Tensor, put: Callable[..., None]) -> Tensor:
+        ctx.indices, ctx.put = indices, put
+        return torch.embedding(w, indices)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        ctx.put(ctx.indices, e)
+        return None, None, None, None
+
+
+class LayerNorm(torch.autograd.Function):
+    """`F.layer_norm`; `put(normalised input, output gradient)`, or `put(None, None, gw, gb)` per example.
+
+    With the examples on the first axis, the kernel is called for one example at a time, in the cache, and
+    returns the example's weight gradients beside its input gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shape: list[int],
+        w: Tensor | None,
+        b: Tensor | None,
+        eps: float,
+        anchor: Tensor,
+        examples: Callable[[Tensor], int],
+        put: Callable[..., None],
+    ) -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
+        ctx.save_for_backward(x, mean, rstd, w, b)
+        ctx.shape, ctx.examples, ctx.put = shape, examples, put
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        x, mean, rstd, w, b = ctx.saved_tensors
+        shape, wants = ctx.shape, ctx.needs_input_grad[0]
+        n = ctx.examples(e)
+        places = e.numel() // max(1, n * torch.Size(shape).numel())
+        gradient = None
+        if n == 0 or places == 1:
+            if wants:
+                gradient = aten.native_layer_norm_backward(
+                    e, x, shape, mean, rstd, w, b, (True, False, False)
+                )[0]
+            ctx.put((x - mean) * rstd, e)
+        else:
+            lead = [n, places]
+            xs, es = x.reshape(*lead, *shape), e.reshape(*lead, *shape)
+            ones = [1] * len(shape)
+            ms, rs = mean.reshape(*lead, *ones), rstd.reshape(*lead, *ones)
+            gradient = torch.empty_like(es) if wants else None
+            gw = torch.empty((n, *shape), dtype=es.dtype, device=e.device) if w is not None else None
+            gb = torch.empty((n, *shape), dtype=es.dtype, device=e.device) if b is not None else None
+            mask = (wants, gw is not None, gb is not None)
+            for i in range(n):
+                parts = aten.native_layer_norm_backward(es[i], xs[i], shape, ms[i], rs[i], w, b, mask)
+                for target, part in zip((gradient, gw, gb), parts, strict=True):
+                    if target is not None:
+                        target[i] = part
+            ctx.put(None, None, gw, gb)
+            gradient = None if gradient is None else gradient.view_as(x)
+        return gradient, None, None, None, None, None, None, None
+
+
+class GroupNorm(torch.autograd.Function):
+    """`F.group_norm`; `put(gw, gb)` per example.
+
+    `(n, C)` with G groups is `(1, n C)` with n G groups, so the kernel itself returns per-example gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        groups: int,
+        w: Tensor | None,
+        b: Tensor | None,
+        eps: float,
+        anchor: Tensor,
+        put: Callable[..., None],
+    ) -> Tensor:
+        n, c = x.shape[:2]
+        size = x.shape[2:].numel()
+        x = x.contiguous()
+        y, mean, rstd = aten.native_group_norm(x, w, b, n, c, size, groups, eps)
+        ctx.save_for_backward(x, mean, rstd, w)
+        ctx.sizes, ctx.put, ctx.parts = (n, c, size, groups), put, (w is not None, b is not None)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        x, mean, rstd, w = ctx.saved_tensors
+        n, c, size, groups = ctx.sizes
+        gradient, gw, gb = aten.native_group_norm_backward(
+            *(e.contiguous().view(1, n * c, size), x.view(1, n * c, size)),
+            *(mean.view(1, n * groups), rstd.view(1, n * groups), None if w is None else w.repeat(n)),
+            *(1, n * c, size, n * groups, (ctx.needs_input_grad[0], *ctx.parts)),
+        )
+        has_weight, has_bias = ctx.parts
+        ctx.put(gw.view(n, c) if has_weight else None, gb.view(n, c) if has_bias else None)
+        return (gradient.view_as(x) if ctx.needs_input_grad[0] else None), None, None, None, None, None, None
+
+
+class Expand(torch.autograd.Function):
+    """A copy of a weight for each example, as a view; `put(gradient of each copy)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: Tensor, anchor: Tensor, n: int, shape: tuple[int, ...], put: Callable[..., None]
+    ) -> Tensor:
+        ctx.put, ctx.shape = put, p.shape
+        return p.reshape(1, *shape).expand(n, *shape)
+
+    @staticmethod
+    def backward(ctx: Any, e: Tensor) -> Any:
+        ctx.put(e.reshape(e.shape[0], *ctx.shape))
+        return None, None, None, None, None

@@ -1,0 +1,448 @@
+r"""What one use of a weight leaves behind, and its per-example gradients' norms and weighted sum.
+
+A record knows the gradient :math:`G_i` of each example without holding it. For a linear layer with
+inputs :math:`a` and output gradients :math:`e` over :math:`T` places, :math:`G_i = \sum_t e_{it} a_{it}^T`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adamas._numerics import squared_norms
+from adamas.geometry import Geometry
+
+aten = torch.ops.aten
+
+# Numbers that a chunk of per-example gradients or of unfolded images may hold: 4 MB of float32 stay in
+# the cache between the product that makes them and the norm that reads them.
+CHUNK = 1 << 20
+
+# |g - c|^2 by expansion loses digits when g is near c. Below this share of |c|^2 it is done anew, directly.
+_CANCELLATION = 1e-2
+
+
+class Record(ABC):
+    """The gradients of one weight, one per example, in a form that is cheaper than themselves."""
+
+    formula: str
+    n: int  # examples
+
+    @abstractmethod
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        """The gradients of some examples: `(k, *shape)`."""
+
+    @abstractmethod
+    def add_to(self, out: Tensor, weights: Tensor) -> None:
+        """`out += sum_i weights[i] G_i`, with `weights` in the type of `out`."""
+
+    @abstractmethod
+    def kept(self, rows: Tensor) -> "Record":
+        """The record of some examples only."""
+
+    def squares(self) -> Tensor | None:
+        """`|G_i|^2` in float64, or None where materializing is as good."""
+        return None
+
+    def products(self, c: Tensor) -> Tensor | None:
+        """`<G_i, c>` in float64, or None where materializing is as good."""
+        return None
+
+    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor | None:
+        """`sum r (G_i - c)^2` for a weight per coordinate, or None where materializing is as good."""
+        return None
+
+
+class Dense(Record):
+    """Gradients in hand, `(n, *shape)`: biases, normalisations, whatever is small or was needed anyway.
+
+    Args:
+        gradients: One per example.
+        formula: What to call it.
+        whitened: Squared norms that were taken on the way, in the geometry of this step.
+    """
+
+    def __init__(self, gradients: Tensor, formula: str = "dense", whitened: Tensor | None = None) -> None:
+        self.gradients, self.formula, self.whitened = gradients, formula, whitened
+        self.n = gradients.shape[0]
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        return self.gradients[rows]
+
+    def add_to(self, out: Tensor, weights: Tensor) -> None:
+        flat = self.gradients.reshape(self.n, out.numel())
+        out.view(-1).addmv_(flat.t().to(out.dtype), weights)
+
+    def kept(self, rows: Tensor) -> "Dense":
+        return Dense(self.gradients[rows], self.formula)
+
+    def squares(self) -> Tensor:
+        return squared_norms(self.gradients)
+
+
+class Outer(Record):
+    """A linear map: inputs `(n, T, p)` and output gradients `(n, T, d)`; the gradient is `(d, p)`.
+
+    Args:
+        a: Inputs.
+        e: Output gradients.
+        transposed: The weight is stored as `(p, d)`.
+    """
+
+    def __init__(self, a: Tensor, e: Tensor, transposed: bool = False) -> None:
+        self.a, self.e, self.transposed = a, e, transposed
+        self.n, self.places = a.shape[:2]
+        self.formula = "outer product" if self.places == 1 else "gram" if self._gram_pays() else "chunks"
+
+    def _gram_pays(self) -> bool:
+        p, d = self.a.shape[2], self.e.shape[2]
+        return self.places * (p + d) < p * d
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.bmm(left[rows].transpose(1, 2), right[rows])
+
+    def chunk(self) -> int:
+        """Examples whose gradients fit the cache."""
+        return max(1, CHUNK // max(1, self.a.shape[2] * self.e.shape[2]))
+
+    def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
+        """Writes the gradients of some examples into a buffer."""
+        left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.bmm(left[rows].transpose(1, 2), right[rows], out=out)
+
+    def add_to(self, out: Tensor, weights: Tensor) -> None:
+        e = (self.e * weights.view(-1, 1, 1)).flatten(0, 1)
+        a = self.a.flatten(0, 1)
+        if self.transposed:
+            out.addmm_(a.t(), e)
+        else:
+            out.addmm_(e.t(), a)
+
+    def kept(self, rows: Tensor) -> "Outer":
+        return Outer(self.a[rows], self.e[rows], self.transposed)
+
+    def squares(self) -> Tensor | None:
+        if self.places == 1:
+            return squared_norms(self.a) * squared_norms(self.e)
+        return _gram_product(self.a, self.e) if self._gram_pays() else None
+
+    def products(self, c: Tensor) -> Tensor:
+        matrix = c if not self.transposed else c.t()
+        return _rowwise(self.e @ matrix, self.a)
+
+    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor | None:
+        if self.places != 1:
+            return None
+        a, e = self.a[:, 0], self.e[:, 0]
+        matrix = r if not self.transposed else r.t()
+        total = _rowwise(e.square() @ matrix, a.square())
+        if c is not None:
+            weighted = c * r
+            matrix = weighted if not self.transposed else weighted.t()
+            total = total - 2 * _rowwise(e @ matrix, a) + (c * weighted).double().sum()
+        return total
+
+
+class Convolution(Record):
+    """A convolution: inputs `(n, ci, *size)` and output gradients `(n, co, *out)`."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        e: Tensor,
+        shape: Sequence[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> None:
+        self.x, self.e, self.shape = x, e, tuple(shape)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.n = x.shape[0]
+        self.formula = "pixel gram" if self.gram_pays() else "unfolded chunks"
+
+    def _with(self, x: Tensor, e: Tensor) -> "Convolution":
+        return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
+
+    def kept(self, rows: Tensor) -> "Convolution":
+        return self._with(self.x[rows], self.e[rows])
+
+    def chunk(self) -> int:
+        """Examples whose unfolded images and gradients fit the cache."""
+        unfolded = self.x.shape[1] * math.prod(self.shape[2:]) * self.e.shape[2:].numel()
+        return max(1, CHUNK // max(1, unfolded, math.prod(self.shape)))
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        x, e = self.x[rows], self.e[rows]
+        return self._unfold_into(torch.empty((x.shape[0], *self.shape), dtype=x.dtype, device=x.device), x, e)
+
+    def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
+        """Writes the gradients of some examples into a buffer."""
+        return self._unfold_into(out, self.x[rows], self.e[rows])
+
+    def _unfold_into(self, out: Tensor, x: Tensor, e: Tensor) -> Tensor:
+        """Writes the gradients of some examples: output gradient times unfolded image, per example."""
+        k, g, co = x.shape[0], self.groups, self.shape[0]
+        step = self.chunk()
+        for i in range(0, k, step):
+            columns = _unfold(
+                x[i : i + step], self.shape[2:], self.stride, self.padding, self.dilation, e.shape[2:]
+            )
+            m = columns.shape[0]
+            torch.bmm(
+                e[i : i + step].reshape(m * g, co // g, -1),
+                columns.reshape(m * g, -1, columns.shape[2]).transpose(1, 2),
+                out=out[i : i + step].view(m * g, co // g, -1),
+            )
+        return out
+
+    def add_to(self, out: Tensor, weights: Tensor) -> None:
+        e = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
+        axes = len(self.stride)
+        out.add_(
+            aten.convolution_backward(
+                *(e, self.x, out, None, self.stride, self.padding, self.dilation),
+                *(False, [0] * axes, self.groups, (False, True, False)),
+            )[1]
+        )
+
+    def gram_pays(self) -> bool:
+        """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""
+        if self.groups != 1 or len(self.stride) != 2:
+            return False
+        pixels = math.prod(s + 2 * p for s, p in zip(self.x.shape[2:], self.padding, strict=True))
+        places = self.e.shape[2:].numel()
+        window = math.prod(self.shape[2:])
+        work = pixels**2 * self.x.shape[1] + places**2 * (self.shape[0] + 2 * window)
+        return work < 0.4 * places * math.prod(self.shape)  # measured: below it the unfolded chunks win
+
+    def squares(self) -> Tensor | None:
+        if not self.gram_pays():
+            return None
+        (ph, pw), (sh, sw), (dh, dw) = self.padding, self.stride, self.dilation
+        x = F.pad(self.x, (pw, pw, ph, ph))
+        n, _, height, width = x.shape
+        h, w = self.e.shape[2:]
+        x, e = x.flatten(2), self.e.flatten(2)
+        pixels = torch.bmm(x.transpose(1, 2), x).view(n, height, width, height, width)
+        inputs: Tensor | None = None
+        for i in range(self.shape[2]):
+            for j in range(self.shape[3]):
+                u = slice(i * dh, i * dh + sh * (h - 1) + 1, sh)
+                v = slice(j * dw, j * dw + sw * (w - 1) + 1, sw)
+                shifted = pixels[:, u, v, u, v]
+                inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
+        assert inputs is not None
+        return _rowwise(inputs.flatten(1), torch.bmm(e.transpose(1, 2), e).flatten(1))
+
+    def products(self, c: Tensor) -> Tensor:
+        axes = len(self.stride)
+        y = torch.convolution(
+            *(self.x, c, None, self.stride, self.padding, self.dilation, False, [0] * axes, self.groups)
+        )
+        return _rowwise(y, self.e)
+
+
+class Lookup(Record):
+    """An embedding: indices `(n, T)` and output gradients `(n, T, d)`; the gradient is `(V, d)`, sparse."""
+
+    formula = "touched rows"
+
+    def __init__(self, indices: Tensor, e: Tensor, rows: int, padding: int | None) -> None:
+        if padding is not None:
+            e = e * (indices != padding).unsqueeze(2)
+        self.indices, self.e, self.rows = indices, e, rows
+        self.n = indices.shape[0]
+        self._touched: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def touched(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Example, row and gradient of every row that an example touches, each once."""
+        if self._touched is None:
+            first = torch.arange(self.n, device=self.e.device).unsqueeze(1) * self.rows
+            keys, inverse = torch.unique((first + self.indices).view(-1), return_inverse=True)
+            total = torch.zeros((len(keys), self.e.shape[2]), dtype=self.e.dtype, device=self.e.device)
+            total.index_add_(0, inverse, self.e.reshape(-1, self.e.shape[2]))
+            self._touched = (keys // self.rows, keys % self.rows, total)
+        return self._touched
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        e, indices = self.e[rows], self.indices[rows]
+        out = torch.zeros((e.shape[0], self.rows, e.shape[2]), dtype=e.dtype, device=e.device)
+        return out.scatter_add_(1, indices.unsqueeze(2).expand_as(e), e)
+
+    def add_to(self, out: Tensor, weights: Tensor) -> None:
+        e = self.e * weights.view(-1, 1, 1)
+        out.index_add_(0, self.indices.reshape(-1), e.reshape(-1, e.shape[2]))
+
+    def kept(self, rows: Tensor) -> "Lookup":
+        return Lookup(self.indices[rows], self.e[rows], self.rows, None)
+
+    def squares(self) -> Tensor:
+        example, _, total = self.touched()
+        return self._per_example(example, squared_norms(total))
+
+    def products(self, c: Tensor) -> Tensor:
+        example, row, total = self.touched()
+        return self._per_example(example, _rowwise(total, c[row]))
+
+    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor:
+        example, row, total = self.touched()
+        if c is None:
+            return self._per_example(example, _rowwise(total.square(), r[row]))
+        near = c[row]
+        # On the touched rows |g - c|^2 directly; everywhere else it is |c|^2, the same for all.
+        changed = _rowwise((total - near).square(), r[row]) - _rowwise(near.square(), r[row])
+        return self._per_example(example, changed) + (c.square() * r).double().sum()
+
+    def _per_example(self, example: Tensor, values: Tensor) -> Tensor:
+        return torch.zeros(self.n, dtype=torch.float64, device=self.e.device).index_add_(0, example, values)
+
+
+def merged(records: list[Record]) -> list[Record]:
+    """Several uses of one weight in as few records as give exact cross terms."""
+    result: list[Record] = []
+    for transposed in (False, True):
+        outer = [r for r in records if isinstance(r, Outer) and r.transposed == transposed]
+        if outer:
+            a, e = torch.cat([r.a for r in outer], 1), torch.cat([r.e for r in outer], 1)
+            result.append(outer[0] if len(outer) == 1 else Outer(a, e, transposed))
+    lookups = [r for r in records if isinstance(r, Lookup)]
+    if len(lookups) > 1:
+        indices, e = torch.cat([r.indices for r in lookups], 1), torch.cat([r.e for r in lookups], 1)
+        lookups = [Lookup(indices, e, lookups[0].rows, None)]
+    dense = [r for r in records if isinstance(r, Dense)]
+    if len(dense) > 1:
+        dense = [Dense(torch.stack([r.gradients for r in dense]).sum(0), dense[0].formula)]
+    return [*result, *lookups, *dense, *(r for r in records if isinstance(r, Convolution))]
+
+
+def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
+    """`|(G_i - c)/s|^2` of the sum of some records of one weight, float64."""
+    s, c = geometry.scale[p], geometry.center_of(p)
+    full = isinstance(s, Tensor) and s.dim() > 0
+    center = None if c is None else torch.as_tensor(c, dtype=p.dtype, device=p.device).expand_as(p)
+    total: Tensor | None = None
+    if len(records) == 1:
+        (record,) = records
+        if isinstance(record, Dense) and record.whitened is not None:
+            return record.whitened
+        if full:
+            total = record.scaled_squares(center, torch.as_tensor(s).square().reciprocal())
+        else:
+            total = _expanded(record, center, float(s))
+    elif not full and center is None:
+        total = _tied_squares(records, float(s))
+    if total is None:
+        return _direct(records, p, geometry, slice(None))
+    if center is not None:
+        constant = geometry.whiten(p, torch.zeros_like(p))
+        near = total < _CANCELLATION * squared_norms(constant.unsqueeze(0))
+        if near.any():
+            total[near] = _direct(records, p, geometry, near.nonzero().squeeze(1))
+    return total
+
+
+def _expanded(record: Record, center: Tensor | None, s: float) -> Tensor | None:
+    """`(|G|^2 - 2 <G, c> + |c|^2) / s^2` where the record has formulas for its parts."""
+    squares = record.squares()
+    if squares is None or center is None:
+        return None if squares is None else squares / s / s
+    products = record.products(center)
+    if products is None:
+        return None
+    return (squares - 2 * products + squared_norms(center.unsqueeze(0))) / s / s
+
+
+def _tied_squares(records: list[Record], s: float) -> Tensor | None:
+    """A tied embedding and output layer: both squares and twice their product, without V x d matrices."""
+    if len(records) != 2:
+        return None
+    head, table = records
+    if not isinstance(head, Outer) or not isinstance(table, Lookup) or head.transposed:
+        return None
+    first = head.squares()
+    if first is None:
+        first = _chunked_squares(head)
+    cross = torch.empty(head.n, dtype=torch.float64, device=head.a.device)
+    for i in range(head.n):
+        # sum_{t,u} <table.e_t, head.a_u> head.e_u[index_t]
+        cross[i] = ((head.a[i] @ table.e[i].t()) * head.e[i][:, table.indices[i]]).double().sum()
+    return (first + table.squares() + 2 * cross) / s / s
+
+
+def _chunked_squares(record: Record) -> Tensor:
+    size = record.materialize(slice(0, 1)).numel()
+    step = max(1, CHUNK // max(1, size))
+    return torch.cat(
+        [squared_norms(record.materialize(slice(i, i + step))) for i in range(0, record.n, step)]
+    )
+
+
+def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | Tensor) -> Tensor:
+    """The same by materializing the gradients of this one weight, in chunks of examples."""
+    n = records[0].n
+    index = torch.arange(n, device=p.device)[rows]
+    step = max(1, CHUNK // max(1, p.numel()))
+    parts = [torch.zeros(0, dtype=torch.float64, device=p.device)]
+    for start in range(0, len(index), step):
+        chunk: slice | Tensor = index[start : start + step]
+        if isinstance(rows, slice):
+            chunk = slice(start, start + step)
+        gradient = records[0].materialize(chunk)
+        for record in records[1:]:
+            gradient = gradient + record.materialize(chunk)
+        parts.append(squared_norms(geometry.whiten(p, gradient)))
+    return torch.cat(parts)
+
+
+def _rowwise(x: Tensor, y: Tensor) -> Tensor:
+    """`sum x[i] y[i]` over all but the first axis, added up in float64."""
+    n = x.shape[0]
+    products = (x * y).reshape(n, -1) if x.numel() else x.new_zeros(n, 1)
+    if products.dtype == torch.float64:
+        return products.sum(1)
+    width = products.shape[1]
+    blocks = width // 512
+    total = products[:, : blocks * 512].reshape(n, blocks, 512).sum(2).double().sum(1)
+    return total + products[:, blocks * 512 :].sum(1).double()
+
+
+def _gram_product(a: Tensor, e: Tensor) -> Tensor:
+    """`<a a^T, e e^T>` per example, which is `|sum_t e_t a_t^T|^2`; symmetric, so 3/4 of it is enough."""
+    half = a.shape[1] // 2
+    if a.shape[1] < 64 or a.shape[1] % 2:
+        return _rowwise(torch.bmm(a, a.transpose(1, 2)), torch.bmm(e, e.transpose(1, 2)))
+    a1, a2, e1, e2 = a[:, :half], a[:, half:], e[:, :half], e[:, half:]
+    total = torch.zeros(a.shape[0], dtype=torch.float64, device=a.device)
+    for u, v, f, g, times in ((a1, a1, e1, e1, 1), (a1, a2, e1, e2, 2), (a2, a2, e2, e2, 1)):
+        total += times * _rowwise(torch.bmm(u, v.transpose(1, 2)), torch.bmm(f, g.transpose(1, 2)))
+    return total
+
+
+def _unfold(
+    x: Tensor,
+    window: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    out: Sequence[int],
+) -> Tensor:
+    """`(n, c, *size)` to `(n, c * window, places)`, by a strided view of the padded image."""
+    if any(padding):
+        x = F.pad(x, [q for p in reversed(padding) for q in (p, p)])
+    x = x.contiguous()
+    n, c = x.shape[:2]
+    s = x.stride()
+    view = x.as_strided(
+        (n, c, *window, *out),
+        (
+            *s[:2],
+            *(step * d for step, d in zip(s[2:], dilation, strict=True)),
+            *(step * d for step, d in zip(s[2:], stride, strict=True)),
+        ),
+    )
+    return view.reshape(n, c * math.prod(window), math.prod(out))
