@@ -20,7 +20,7 @@ _STATE_OFFSET = 24  # bytes before them in the state of torch's CPU generator
 
 
 class GaussianNoise:
-    """Draws standard normal values, reproducibly and in parallel.
+    """Draws normal values, reproducibly and in parallel.
 
     The values of a draw depend on the seed, on how many draws came before it and on the place in the
     tensor, not on the number of threads. The state to save is one counter (and the seed, if it was
@@ -38,18 +38,18 @@ class GaussianNoise:
         self.draws = 0
         _check_generator_layout()
 
-    def normal_(self, out: Tensor) -> Tensor:
-        """Fills a contiguous floating-point tensor with independent standard normal values."""
+    def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+        """Fills a contiguous floating-point tensor with independent normal values of mean 0."""
         draw, self.draws = self.draws, self.draws + 1
         target = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
         flat = target.view(-1)
         blocks = range((flat.numel() + _BLOCK - 1) // _BLOCK)
         threads = min(torch.get_num_threads(), len(blocks))
         others = [
-            _executor(threads - 1).submit(self._fill, flat, draw, blocks[first::threads])
+            _executor(threads - 1).submit(self._fill, flat, std, draw, blocks[first::threads])
             for first in range(1, threads)
         ]
-        self._fill(flat, draw, blocks[::threads] if threads else blocks)
+        self._fill(flat, std, draw, blocks[::threads] if threads else blocks)
         for share in others:
             share.result()
         return out if target is out else out.copy_(target)
@@ -62,10 +62,10 @@ class GaussianNoise:
         """Continues at a saved position."""
         self.draws = int(state["draws"])
 
-    def _fill(self, flat: Tensor, draw: int, blocks: range) -> None:
+    def _fill(self, flat: Tensor, std: float, draw: int, blocks: range) -> None:
         for block in blocks:
             generator = _generator(self.seed.words("noise", draw, block, count=_STATE_WORDS))
-            flat[block * _BLOCK : (block + 1) * _BLOCK].normal_(generator=generator)
+            flat[block * _BLOCK : (block + 1) * _BLOCK].normal_(0.0, std, generator=generator)
 
 
 def _generator(words: np.ndarray) -> torch.Generator:

@@ -115,16 +115,10 @@ def privatize(
             sums[p] = sums[p].add_(weighted) if p in sums else weighted
     record()
 
-    mean = _standard_normal(geometry.scale, noise) if noise_multiplier > 0 else {}
+    mean = _noise(geometry, noise_multiplier / expected_batch_size, noise)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
-        if noise_multiplier > 0:
-            spread = s * (noise_multiplier / expected_batch_size)
-            mean[p].mul_(spread)
-            variance[p] = spread**2
-        else:
-            mean[p] = torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
-            variance[p] = 0.0
+        variance[p] = (s * (noise_multiplier / expected_batch_size)) ** 2 if noise_multiplier > 0 else 0.0
         if p in sums:
             mean[p].add_(sums[p], alpha=1 / expected_batch_size)
         c = geometry.center_of(p)
@@ -134,14 +128,23 @@ def privatize(
     return PrivateGradient(mean, variance)
 
 
-def _standard_normal(params: Iterable[Tensor], noise: GaussianNoise) -> dict[Tensor, Tensor]:
-    """Standard normal values in the shape of each parameter: views of one buffer per type and device."""
+def _noise(geometry: Geometry, std: float, noise: GaussianNoise) -> dict[Tensor, Tensor]:
+    """Noise of standard deviation `s * std` for each parameter: views of one buffer per type and device."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for p in params:
+    for p in geometry.scale:
         groups.setdefault((accumulation_dtype(p.dtype), p.device), []).append(p)
     result: dict[Tensor, Tensor] = {}
     for (dtype, device), members in groups.items():
-        flat = noise.normal_(torch.empty(sum(p.numel() for p in members), dtype=dtype, device=device))
-        parts = torch.split(flat, [p.numel() for p in members])
+        sizes = [p.numel() for p in members]
+        scales = [geometry.scale[p] for p in members]
+        if std == 0:
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        elif all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
+            flat = noise.normal_(torch.empty(sum(sizes), dtype=dtype, device=device), float(scales[0]) * std)
+        else:
+            flat = noise.normal_(torch.empty(sum(sizes), dtype=dtype, device=device))
+            for s, part in zip(scales, torch.split(flat, sizes), strict=True):
+                part.mul_((s.reshape(-1) if isinstance(s, Tensor) else s) * std)
+        parts = torch.split(flat, sizes)
         result.update((p, part.view(p.shape)) for p, part in zip(members, parts, strict=True))
     return result

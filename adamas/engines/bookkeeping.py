@@ -15,7 +15,7 @@ from adamas._numerics import accumulation_dtype, batch_length, map_tensors, name
 from adamas.engines.base import Loss, check_losses, trainable_parameters
 from adamas.engines.probes import check_loss
 from adamas.engines.recording import Recorder, Unprobed, Workspace
-from adamas.engines.records import CHUNK, Record, merged, squared_whitened_norms
+from adamas.engines.records import CHUNK, Record, merged, squared_whitened_norms, weighted_sum
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
@@ -70,11 +70,8 @@ class Bookkeeping:
 
     def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """See `Engine.weighted_sum`."""
-        result = {
-            p: torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device) for p in self._names
-        }
         if not self._n:
-            return result
+            return {p: _zeros(p) for p in self._names}
         if self._direct is None:
             self.norms(Geometry.ball(self._names))
         assert self._direct is not None
@@ -83,19 +80,16 @@ class Bookkeeping:
         rows = (weights != 0) | self._finite
         if not rows.all():  # 0 x NaN is NaN: such examples must not enter a product
             if not rows.any():
-                return result
+                return {p: _zeros(p) for p in self._names}
             weights = weights[rows]
             direct = {p: [r.kept(rows) for r in records] for p, records in direct.items()}
             derived = [(t, [r.kept(rows) for r in records]) for t, records in derived]
         with torch.no_grad():
-            for p, records in direct.items():
-                for record in records:
-                    record.add_to(result[p], weights.to(result[p].dtype))
-            totals = []
-            for t, records in derived:
-                totals.append(torch.zeros_like(t))
-                for record in records:
-                    record.add_to(totals[-1], weights.to(t.dtype))
+            result = {p: weighted_sum(records, weights) for p, records in direct.items()}
+            totals = [weighted_sum(records, weights).to(t.dtype) for t, records in derived]
+        for p in self._names:
+            if p not in result:
+                result[p] = _zeros(p)
         if derived:
             params = list(self._names)
             gradients = torch.autograd.grad(
@@ -228,6 +222,10 @@ class Bookkeeping:
                 squares = squares + squared_norms(geometry.whiten(p, total))
             parts.append(squares)
         return torch.cat(parts)
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
 
 
 def _total(records: list[Record], rows: slice) -> Tensor:

@@ -36,8 +36,13 @@ class Record(ABC):
         """The gradients of some examples: `(k, *shape)`."""
 
     @abstractmethod
-    def add_to(self, out: Tensor, weights: Tensor) -> None:
-        """`out += sum_i weights[i] G_i`, with `weights` in the type of `out`."""
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`sum_i weights[i] G_i`, a new tensor, with `weights` in the type of the gradients."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The type of the gradients."""
 
     @abstractmethod
     def kept(self, rows: Tensor) -> "Record":
@@ -72,9 +77,13 @@ class Dense(Record):
     def materialize(self, rows: slice | Tensor) -> Tensor:
         return self.gradients[rows]
 
-    def add_to(self, out: Tensor, weights: Tensor) -> None:
-        flat = self.gradients.reshape(self.n, out.numel())
-        out.view(-1).addmv_(flat.t().to(out.dtype), weights)
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        shape = self.gradients.shape[1:]
+        return torch.mv(self.gradients.reshape(self.n, shape.numel()).t(), weights).view(shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gradients.dtype
 
     def kept(self, rows: Tensor) -> "Dense":
         return Dense(self.gradients[rows], self.formula)
@@ -114,13 +123,14 @@ class Outer(Record):
         left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
         return torch.bmm(left[rows].transpose(1, 2), right[rows], out=out)
 
-    def add_to(self, out: Tensor, weights: Tensor) -> None:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         e = (self.e * weights.view(-1, 1, 1)).flatten(0, 1)
         a = self.a.flatten(0, 1)
-        if self.transposed:
-            out.addmm_(a.t(), e)
-        else:
-            out.addmm_(e.t(), a)
+        return torch.mm(a.t(), e) if self.transposed else torch.mm(e.t(), a)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
 
     def kept(self, rows: Tensor) -> "Outer":
         return Outer(self.a[rows], self.e[rows], self.transposed)
@@ -200,15 +210,18 @@ class Convolution(Record):
             )
         return out
 
-    def add_to(self, out: Tensor, weights: Tensor) -> None:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         e = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
-        axes = len(self.stride)
-        out.add_(
-            aten.convolution_backward(
-                *(e, self.x, out, None, self.stride, self.padding, self.dilation),
-                *(False, [0] * axes, self.groups, (False, True, False)),
-            )[1]
-        )
+        like = self.x.new_empty(1).expand(self.shape)  # only its shape is read
+        result: Tensor = aten.convolution_backward(
+            *(e, self.x, like, None, self.stride, self.padding, self.dilation),
+            *(False, [0] * len(self.stride), self.groups, (False, True, False)),
+        )[1]
+        return result
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
 
     def gram_pays(self) -> bool:
         """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""
@@ -274,9 +287,14 @@ class Lookup(Record):
         out = torch.zeros((e.shape[0], self.rows, e.shape[2]), dtype=e.dtype, device=e.device)
         return out.scatter_add_(1, indices.unsqueeze(2).expand_as(e), e)
 
-    def add_to(self, out: Tensor, weights: Tensor) -> None:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         e = self.e * weights.view(-1, 1, 1)
-        out.index_add_(0, self.indices.reshape(-1), e.reshape(-1, e.shape[2]))
+        out = torch.zeros((self.rows, e.shape[2]), dtype=e.dtype, device=e.device)
+        return out.index_add_(0, self.indices.reshape(-1), e.reshape(-1, e.shape[2]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
 
     def kept(self, rows: Tensor) -> "Lookup":
         return Lookup(self.indices[rows], self.e[rows], self.rows, None)
@@ -302,14 +320,23 @@ class Lookup(Record):
         return torch.zeros(self.n, dtype=torch.float64, device=self.e.device).index_add_(0, example, values)
 
 
+def weighted_sum(records: list[Record], weights: Tensor) -> Tensor:
+    """`sum_i weights[i] G_i` over some records of one weight, a new tensor."""
+    total = records[0].weighted_sum(weights.to(records[0].dtype))
+    for record in records[1:]:
+        total += record.weighted_sum(weights.to(record.dtype))
+    return total
+
+
 def merged(records: list[Record]) -> list[Record]:
     """Several uses of one weight in as few records as give exact cross terms."""
     result: list[Record] = []
     for transposed in (False, True):
         outer = [r for r in records if isinstance(r, Outer) and r.transposed == transposed]
-        if outer:
+        if len(outer) > 1:
             a, e = torch.cat([r.a for r in outer], 1), torch.cat([r.e for r in outer], 1)
-            result.append(outer[0] if len(outer) == 1 else Outer(a, e, transposed))
+            outer = [Outer(a, e, transposed)]
+        result += outer
     lookups = [r for r in records if isinstance(r, Lookup)]
     if len(lookups) > 1:
         indices, e = torch.cat([r.indices for r in lookups], 1), torch.cat([r.e for r in lookups], 1)

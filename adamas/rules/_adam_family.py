@@ -12,6 +12,7 @@ r"""The arithmetic that Adam, AdamW and their bias-corrected forms share.
     \theta_t    &= (1 - \eta\lambda)\theta_{t-1} - \eta\,\hat m_t / D_t         \qquad (6)
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ _EPS_PLACEMENTS = ("outside", "inside")
 
 # The automatic floor without noise: Adam's eps = 1e-8, which stands outside the root, squared.
 _LEAST_FLOOR = 1e-16
+
+# Values of each tensor that one pass of the update holds in the cache: 5 x 256 KB of float32.
+_PART = 1 << 16
 
 
 class AdamFamily(Rule):
@@ -45,47 +49,80 @@ class AdamFamily(Rule):
             state["step"] = 0
             state["m"] = torch.zeros_like(p, dtype=dtype)
             state["v"] = torch.zeros_like(p, dtype=dtype)
-        b1, b2 = group["betas"]
-        m, v = state["m"], state["v"]
-        g = gradient.to(m.dtype)
         state["step"] += 1
-        m.lerp_(g, 1 - b1)  # (1)
-        v.mul_(b2).addcmul_(g, g, value=1 - b2)  # (2)
+        m, v = state["m"], state["v"]
+        fused = "floor" not in group and group["eps_placement"] == "outside" and m.dtype == p.dtype
+        if fused and p.is_contiguous():
+            _fused(p, gradient, m, v, group, state["step"])
+            return
+        phi_hat: Value = 0.0
         if "floor" in group:
-            denominator = _corrected_denominator(v, noise_variance, group, state)
-        else:
-            denominator = _plain_denominator(v, group, state)
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        step_size = group["lr"] / (1 - b1 ** state["step"])
-        p.add_(torch.div(m, denominator, out=denominator), alpha=-step_size)  # (6)
+            b2 = group["betas"][1]
+            state["phi"] = b2 * state.get("phi", 0.0) + (1 - b2) * noise_variance  # (3)
+            phi_hat = state["phi"] / (1 - b2 ** state["step"])  # (4)
+        for part in _cached_parts(p, gradient, m, v, phi_hat):
+            _step(*part, group, state["step"])
 
 
-def _plain_denominator(v: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-    """Equation (5), left: Adam's own."""
-    correction = 1 - group["betas"][1] ** state["step"]
-    v_hat: Tensor = v / correction  # (4)
-    if group["eps_placement"] == "inside":
-        return v_hat.add_(group["eps"]).sqrt_()  # (5)
-    return v_hat.sqrt_().add_(group["eps"])  # (5)
+def _fused(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: dict[str, Any], step: int) -> None:
+    """Equations (1), (2), (4), (5) left and (6), by the kernel of `torch.optim.AdamW(fused=True)`."""
+    b1, b2 = group["betas"]
+    torch._fused_adamw_(
+        [p],
+        [g],
+        [m],
+        [v],
+        [],
+        [torch.tensor(float(step), device=p.device)],
+        lr=group["lr"],
+        beta1=b1,
+        beta2=b2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
-def _corrected_denominator(
-    v: Tensor, noise_variance: Value, group: dict[str, Any], state: dict[str, Any]
-) -> Tensor:
-    """Equation (5), right: without the noise's share of the second moment, and with a floor."""
-    b2 = group["betas"][1]
-    correction = 1 - b2 ** state["step"]
-    phi = b2 * state.get("phi", 0.0) + (1 - b2) * noise_variance  # (3)
-    state["phi"] = phi
-    phi_hat = phi / correction  # (4)
-    if group["floor"] == "auto":
-        deviation = second_moment_deviation(state["step"], b2)
-        floor = deviation * phi_hat
-        floor = floor.clamp(min=_LEAST_FLOOR) if isinstance(floor, Tensor) else max(floor, _LEAST_FLOOR)
-    else:
+def _step(
+    p: Tensor, gradient: Tensor, m: Tensor, v: Tensor, phi_hat: Value, group: dict[str, Any], step: int
+) -> None:
+    """Equations (1), (2) and (4) to (6) in place."""
+    b1, b2 = group["betas"]
+    g = gradient.to(m.dtype)
+    m.lerp_(g, 1 - b1)  # (1)
+    v.mul_(b2).addcmul_(g, g, value=1 - b2)  # (2)
+    denominator = v / (1 - b2**step)  # (4)
+    if "floor" in group:
         floor = group["floor"]
-    v_hat: Tensor = v / correction  # (4)
-    return v_hat.sub_(phi_hat).clamp_(min=floor).sqrt_()  # (5)
+        if floor == "auto":
+            floor = second_moment_deviation(step, b2) * phi_hat
+            least = _LEAST_FLOOR
+            floor = floor.clamp(min=least) if isinstance(floor, Tensor) else max(floor, least)
+        denominator.sub_(phi_hat).clamp_(min=floor).sqrt_()  # (5), right
+    elif group["eps_placement"] == "inside":
+        denominator.add_(group["eps"]).sqrt_()  # (5), left, inside
+    else:
+        denominator.sqrt_().add_(group["eps"])  # (5), left
+    p.mul_(1 - group["lr"] * group["weight_decay"])
+    p.add_(torch.div(m, denominator, out=denominator), alpha=-group["lr"] / (1 - b1**step))  # (6)
+
+
+def _cached_parts(
+    p: Tensor, gradient: Tensor, m: Tensor, v: Tensor, phi_hat: Value
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Value]]:
+    """Parts of the tensors that stay in the cache from one operation to the next."""
+    n = p.numel()
+    if n <= _PART or not all(t.is_contiguous() for t in (p, gradient, m, v)):
+        yield p, gradient, m, v, phi_hat
+        return
+    flat = [t.view(-1) for t in (p, gradient, m, v)]
+    for i in range(0, n, _PART):
+        noise = (
+            phi_hat.reshape(-1)[i : i + _PART] if isinstance(phi_hat, Tensor) and phi_hat.dim() else phi_hat
+        )
+        pp, gg, mm, vv = (t[i : i + _PART] for t in flat)
+        yield pp, gg, mm, vv, noise
 
 
 def check_common(lr: float, betas: tuple[float, float], weight_decay: float = 0.0) -> dict[str, Any]:
