@@ -16,9 +16,9 @@ from scipy.optimize import brentq
 from adamas import _validate, ledger
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_LARGEST_MULTIPLIER = 2.0**20
+_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.02, 2.0**20
 _WIDE_BUDGET = 0.1  # a hundred coarse cells
-_LARGEST_STEPS = 2**32
+_LARGEST_STEPS = 2**24
 _TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
 
 
@@ -100,32 +100,37 @@ def noise_multiplier_for(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
             f"{_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or make fewer steps."
         )
-    # Coarse cells bring the search near a budget that is wide against them, then fine ones take over.
-    # Both are upper bounds.
-    near, factor = 1.0, 2.0
-    if accountant == "pld" and epsilon > _WIDE_BUDGET:
-        low, high = _bracket(lambda z: excess(z, True), near, factor)
-        near = math.exp(brentq(lambda x: excess(math.exp(x), True), math.log(low), math.log(high), xtol=1e-3))
-        factor = 1.003
-    low, high = _bracket(excess, near, factor)
-    root = math.exp(brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=1e-5))
-    # Round up to a whole tick, the smallest one that keeps the budget.
-    per_unit = _TICKS / 10 ** max(0, math.floor(math.log10(root)))
-    ticks = math.ceil(root * per_unit)
-    while excess(ticks / per_unit) > 0:
-        ticks += 1
-    while ticks > 1 and excess((ticks - 1) / per_unit) <= 0:
-        ticks -= 1
+    # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
+    coarse = True if accountant == "pld" and epsilon > _WIDE_BUDGET else None
+    low, high = _bracket(lambda z: excess(z, coarse), epsilon, delta)
+    log_z = brentq(lambda x: excess(math.exp(x), coarse), math.log(low), math.log(high), xtol=1e-3)
+    # Then the smallest whole tick that keeps the budget.
+    per_unit = _TICKS / 10 ** max(0, math.floor(log_z / math.log(10)))
+    near = math.ceil(math.exp(log_z) * per_unit)
+    low_tick, high_tick = near, near
+    stride = max(1, near // 1000)
+    while excess(high_tick / per_unit) > 0:
+        low_tick, high_tick, stride = high_tick, high_tick + stride, 2 * stride
+    while low_tick == high_tick or (low_tick > 0 and excess(low_tick / per_unit) <= 0):
+        high_tick, low_tick, stride = low_tick, max(0, low_tick - stride), 2 * stride
+    _, ticks = _bisected(lambda tick: excess(tick / per_unit) > 0, low_tick, high_tick)
     return float(ticks / per_unit)
 
 
-def _bracket(excess: Callable[[float], float], start: float, factor: float) -> tuple[float, float]:
-    """Two multipliers, the first one too small and the second one not, from a guess."""
-    low = high = start
+def _bracket(excess: Callable[[float], float], epsilon: float, delta: float) -> tuple[float, float]:
+    """Two noise multipliers, the first one too small and the second one not."""
+    low = high = 1.0
+    factor = 2.0
     while excess(high) > 0:
         low, high, factor = high, high * factor, factor**2
     while low == high or excess(low) <= 0:
         high, low, factor = low, low / factor, factor**2
+        if low < _SMALLEST_MULTIPLIER:
+            raise ValueError(
+                f"Expected epsilon={epsilon!r} and delta={delta!r} to need noise, but a multiplier of "
+                f"{_SMALLEST_MULTIPLIER} would do, and hide no record. Lower delta below the chance that a "
+                "record takes part at all, or lower epsilon."
+            )
     return low, high
 
 
@@ -150,7 +155,7 @@ def steps(
     _validate.rate(sampling_rate=sampling_rate)
     event = _step(noise_multiplier, sampling_rate)
 
-    def affordable(count: int, coarse: bool = False) -> bool:
+    def affordable(count: int, coarse: bool | None = None) -> bool:
         entries = [(event, count)]
         return ledger.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
 

@@ -4,7 +4,9 @@ Recording a step takes microseconds and composing takes a second, so a run recor
 composes when somebody asks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attr
@@ -149,6 +151,8 @@ class Ledger:
         for step, multipliers in state["open"]["releases"]:
             for z in multipliers:
                 self.record_release(sampler, step, z)
+        if _encode(self._open_event()) != _encode(_decode(state["open"]["event"])):
+            raise ValueError("Expected the sampler with which the last releases were made, got another one.")
 
     def _open_event(self) -> dp_accounting.DpEvent:
         assert self._open_unit is not None
@@ -226,13 +230,26 @@ def _composed(
 ) -> PrivacyAccountant:
     for event, count in entries:
         try:
-            accountant.compose(event, count)
+            with _quiet_accountants():
+                accountant.compose(event, count)
         except dp_accounting.UnsupportedEventError as error:
             raise UnsupportedError(
                 f"{type(accountant).__name__} has no bound for {event}. Use accountant='pld', or "
                 "sampling='poisson'."
             ) from error
     return accountant
+
+
+@contextmanager
+def _quiet_accountants() -> Iterator[None]:
+    """No warning for each RDP order whose series does not converge: it is left out, which is safe."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _pld(relation: NeighboringRelation, interval: float = _FINE) -> PrivacyAccountant:
@@ -263,6 +280,8 @@ def _joined(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Several Gaussians on one sampled batch as the one that they amount to, which PLD can bound."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return dp_accounting.SelfComposedDpEvent(_joined(event.event), event.count)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return dp_accounting.ComposedDpEvent([_joined(inner) for inner in event.events])
     if isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
         event.event, dp_accounting.ComposedDpEvent
     ):

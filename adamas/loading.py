@@ -99,7 +99,7 @@ class Loader:
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
-            return self.dataset[torch.from_numpy(indices)]
+            return list(self.dataset[torch.from_numpy(indices)])  # what default_collate makes, in one go
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
     def check(self, data: Any, indices: np.ndarray) -> Any:

@@ -16,12 +16,12 @@ from adamas._progress import progress_bar
 from adamas._streams import Seed
 from adamas.engines import ENGINES, Engine, Loss, trainable_parameters
 from adamas.geometry import Geometry
-from adamas.ledger import Ledger
+from adamas.ledger import Ledger, composed_epsilon
 from adamas.loading import Batch, Loader
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient, privatize
 from adamas.rules.base import Rule
-from adamas.sampling import Shuffled
+from adamas.sampling import Shuffled, TruncatedPoisson
 
 _STATE_VERSION = 1
 
@@ -92,7 +92,6 @@ class PrivateRun:
         self.budget, self.delta, self.accountant = budget, delta, accountant
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
-        self._extra_releases = False
 
     def __len__(self) -> int:
         return self.steps - self.steps_done
@@ -163,8 +162,8 @@ class PrivateRun:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, and nothing un-noised.
 
-        A given seed is among it, so that the resumed run is bit-equal; a secret seed is not, so that
-        the resumed run draws a new one.
+        A given seed is among it, so that the resumed run is bit-equal (but for random augmentation in
+        worker processes); a secret seed is not, so that the resumed run draws a new one.
         """
         return {
             "version": _STATE_VERSION,
@@ -215,6 +214,7 @@ class PrivateRun:
             "sampling": type(sampler).__name__,
             "dataset_size": sampler.dataset_size,
             "batch_size": sampler.batch_size,
+            "max_batch_size": sampler.max_batch_size if isinstance(sampler, TruncatedPoisson) else None,
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.clip_norm,
@@ -237,16 +237,22 @@ class PrivateRun:
         """Refuses a release that the budget was not calibrated for and does not cover."""
         if self.budget is None:
             return
-        self._extra_releases = self._extra_releases or step == self.steps_done - 1
-        if self._extra_releases:
-            planned = self.ledger.copy()
-            planned.record_release(self.loader.sampler, step, self.noise_multiplier)
-            if planned.epsilon(self.delta, self.accountant) > self.budget:
-                raise RuntimeError(
-                    f"This release would exceed epsilon={self.budget:g}, for which the noise was chosen with "
-                    f"one release on each of {self.steps} batches. Make the run with a larger epsilon, or "
-                    "with noise_multiplier."
-                )
+        usual = self.loader.sampler.event({0: [self.noise_multiplier]})
+        if step >= self.steps_done and all(event == usual for event, _ in self.ledger.entries):
+            return
+        planned = self.ledger.copy()
+        planned.record_release(self.loader.sampler, step, self.noise_multiplier)
+        # A coarse answer is an upper bound, and ten times as fast.
+        for coarse in (True, None) if self.accountant == "pld" else (None,):
+            entries, relation = planned.entries, planned.relation
+            cost = composed_epsilon(entries, self.delta, self.accountant, relation, coarse=coarse)
+            if cost <= self.budget:
+                return
+        raise RuntimeError(
+            f"This release would exceed epsilon={self.budget:g}, for which the noise was chosen with one "
+            f"release on each of {self.steps} batches and nothing else in the ledger. Make the run with a "
+            "larger epsilon, or with noise_multiplier."
+        )
 
     def _record(self, step: int) -> None:
         self.ledger.record_release(self.loader.sampler, step, self.noise_multiplier)

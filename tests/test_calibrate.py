@@ -188,13 +188,16 @@ def test_noise_multiplier_keeps_the_budget_and_one_tick_less_does_not(
     assert calibrate.epsilon(noise_multiplier=z - tick(z), **settings) > epsilon
 
 
-def test_noise_multiplier_and_epsilon_agree_above_20():
+def test_noise_multiplier_and_steps_agree_with_epsilon_above_20():
     # Above 20 the epsilon is computed in coarser cells: what is calibrated must still be kept by it.
     event = dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(5.5))
     fine = composed_epsilon([(event, 400)], 1e-5, coarse=False)
     assert fine > 20
     z = calibrate.noise_multiplier(epsilon=fine, **FULL_BATCH)
     assert calibrate.epsilon(noise_multiplier=z, **FULL_BATCH) <= fine
+    settings = {"noise_multiplier": 5.5, "sampling_rate": 1.0, "delta": 1e-5}
+    steps = calibrate.steps(epsilon=fine, **settings)
+    assert calibrate.epsilon(steps=steps, **settings) <= fine
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-5])
@@ -367,7 +370,12 @@ def test_unreachable_budgets_are_refused(accountant):
 
 
 def test_a_budget_that_no_number_of_steps_exhausts_is_refused():
-    with pytest.raises(ValueError, match="fewer than 4294967296 steps"):
+    with pytest.raises(ValueError, match="fewer than 16777216 steps"):
         calibrate.steps(
             epsilon=1.0, delta=1e-2, noise_multiplier=5000.0, sampling_rate=1e-9, accountant="rdp"
         )
+
+
+def test_a_budget_that_needs_no_noise_is_refused():
+    with pytest.raises(ValueError, match="to need noise"):
+        calibrate.noise_multiplier(epsilon=1.0, delta=1e-5, sampling_rate=1e-6, steps=1)

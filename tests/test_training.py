@@ -265,7 +265,7 @@ def test_a_budget_is_never_exceeded():
     finish(run)
     assert 1.98 < run.epsilon() <= 2.0
 
-    run = make_run(noise_multiplier=None, epsilon=2.0)
+    run = make_run(noise_multiplier=None, epsilon=2.0, accountant="rdp")
 
     def twice_each():
         for batch in run.batches():
@@ -275,6 +275,33 @@ def test_a_budget_is_never_exceeded():
     with pytest.raises(RuntimeError, match="epsilon=2"):
         twice_each()
     assert run.epsilon() <= 2.0
+
+
+def test_other_events_in_the_ledger_and_a_resume_do_not_lift_the_budget():
+    budget = {"noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp", "steps": 15}
+    run = make_run(**budget)
+    run.ledger.record(dp_accounting.GaussianDpEvent(3.0))
+    with pytest.raises(RuntimeError, match="epsilon=2"):
+        finish(run)
+    assert run.epsilon() <= 2.0
+
+    run = make_run(**budget)
+    batch = next(iter(run.batches()))
+    run.privatize(batch)
+    run.privatize(batch)
+    resumed = make_run(**budget)
+    resumed.load_state_dict(run.state_dict())
+    with pytest.raises(RuntimeError, match="epsilon=2"):
+        finish(resumed)
+    assert resumed.epsilon() <= 2.0
+
+
+def test_the_state_of_another_truncation_is_refused():
+    truncated = {"sampling": "truncated-poisson", "steps": 2}
+    run = make_run(max_batch_size=20, **truncated)
+    finish(run)
+    with pytest.raises(ValueError, match="max_batch_size"):
+        make_run(max_batch_size=40, **truncated).load_state_dict(run.state_dict())
 
 
 def test_a_batch_from_elsewhere_or_from_before_is_refused():

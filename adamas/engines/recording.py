@@ -72,13 +72,11 @@ class Workspace:
         probed: Whether the model was tried on a few examples.
         layouts: For each use of a weight, where the examples are in its output.
         buffers: Memory for per-example gradients, kept from step to step.
-        formulas: For each use, the formula that takes its norms.
     """
 
     probed: bool = False
     layouts: dict[Key, str] = field(default_factory=dict)
     buffers: dict[tuple[Key, int], Tensor] = field(default_factory=dict)
-    formulas: dict[Key, str] = field(default_factory=dict)
 
 
 class Recorder(TorchFunctionMode):
@@ -312,9 +310,8 @@ class Recorder(TorchFunctionMode):
         self.candidates[key] = fitting
         return None
 
-    def _add(self, weight: Tensor, record: Record, key: Key) -> None:
+    def _add(self, weight: Tensor, record: Record) -> None:
         self.uses.setdefault(id(weight), (weight, []))[1].append(record)
-        self.workspace.formulas[(self._name(weight), key[1], key[2])] = record.formula
 
     # --- one method per function ----------------------------------------------------------------------
 
@@ -328,9 +325,9 @@ class Recorder(TorchFunctionMode):
             a, e = (_by_example(_wide(t), layout, self.n, 1) for t in (x, e))
             if self._is_tracked(b):
                 assert b is not None
-                self._add(b, Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0], "sum"), key)
+                self._add(b, Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0]))
             if self._is_tracked(w):
-                self._add(w, self._eager(Outer(a, e, transposed), w, key), key)
+                self._add(w, self._eager(Outer(a, e, transposed), w, key))
 
         weight = w.detach().t() if transposed else w.detach()
         if x.dim() == 1:
@@ -360,10 +357,10 @@ class Recorder(TorchFunctionMode):
                 return
             x, e = _wide(x), _wide(e)
             if self._is_tracked(b):
-                self._add(b, Dense(e.flatten(2).sum(2), "sum"), key)
+                self._add(b, Dense(e.flatten(2).sum(2)))
             if self._is_tracked(w):
                 record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
-                self._add(w, self._eager(record, w, key), key)
+                self._add(w, self._eager(record, w, key))
 
         settings = (stride, padding, dilation, groups)
         return _apply(functions.Convolve, x, w.detach(), _detached(b), self._anchor, settings, put)
@@ -374,7 +371,7 @@ class Recorder(TorchFunctionMode):
         known = w in self.names
         full = known and isinstance(self.geometry.scale[w], Tensor)
         if isinstance(record, Outer):
-            cheap = record.places == 1 or (record.formula == "gram" and not full)
+            cheap = record.places == 1 or (record.gram_pays() and not full)
         else:
             cheap = record.gram_pays() and not full
         if (known and cheap) or self._kept + self.n * w.numel() > _KEPT:
@@ -392,7 +389,7 @@ class Recorder(TorchFunctionMode):
                     squares[rows] = squared_norms(part) / s / s
                 else:
                     squares[rows] = squared_norms(self.geometry.whiten(w, part))
-        return Dense(buffer, record.formula, squares if known else None)
+        return Dense(buffer, squares if known else None)
 
     def _buffer(self, key: Key, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Memory that lives as long as the model; a use within a step has its own."""
@@ -427,9 +424,8 @@ class Recorder(TorchFunctionMode):
             layout = self._layout(key, e, 1)
             if layout is not None:
                 places = _by_example(indices.unsqueeze(-1), layout, self.n, 1).squeeze(2)
-                self._add(
-                    w, Lookup(places, _by_example(_wide(e), layout, self.n, 1), w.shape[0], padding), key
-                )
+                gradients = _by_example(_wide(e), layout, self.n, 1)
+                self._add(w, Lookup(places, gradients, w.shape[0], padding))
 
         return _apply(functions.Embed, w.detach(), indices, self._anchor, put)
 
@@ -454,7 +450,7 @@ class Recorder(TorchFunctionMode):
                 gw, gb = (parts[0] * parts[1]).sum(1), parts[1].sum(1)
             for weight, gradient in ((w, gw), (b, gb)):
                 if weight is not None and self._is_tracked(weight) and gradient is not None:
-                    self._add(weight, Dense(_wide(gradient), "normalisation"), key)
+                    self._add(weight, Dense(_wide(gradient)))
 
         return _apply(
             functions.LayerNorm, x, shape, _detached(w), _detached(b), eps, self._anchor, examples, put
@@ -474,7 +470,7 @@ class Recorder(TorchFunctionMode):
                 if weight is None or gradient is None or not self._is_tracked(weight):
                     continue
                 if self._layout(key, gradient, 1, first_axis_only=True) is not None:
-                    self._add(weight, Dense(_wide(gradient), "normalisation"), key)
+                    self._add(weight, Dense(_wide(gradient)))
 
         return _apply(functions.GroupNorm, x, groups, _detached(w), _detached(b), eps, self._anchor, put)
 
@@ -540,7 +536,7 @@ class Recorder(TorchFunctionMode):
 
         def put(gradients: Tensor) -> None:
             if self._layout(key, gradients, p.dim(), first_axis_only=True) is not None:
-                self._add(p, Dense(_wide(gradients), "copies"), key)
+                self._add(p, Dense(_wide(gradients)))
 
         result: Tensor = _apply(functions.Expand, p.detach(), self._anchor, self.n, shape, put)
         return result

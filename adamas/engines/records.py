@@ -28,7 +28,6 @@ _CANCELLATION = 1e-2
 class Record(ABC):
     """The gradients of one weight, one per example, in a form that is cheaper than themselves."""
 
-    formula: str
     n: int  # examples
 
     @abstractmethod
@@ -66,12 +65,11 @@ class Dense(Record):
 
     Args:
         gradients: One per example.
-        formula: What to call it.
         whitened: Squared norms that were taken on the way, in the geometry of this step.
     """
 
-    def __init__(self, gradients: Tensor, formula: str = "dense", whitened: Tensor | None = None) -> None:
-        self.gradients, self.formula, self.whitened = gradients, formula, whitened
+    def __init__(self, gradients: Tensor, whitened: Tensor | None = None) -> None:
+        self.gradients, self.whitened = gradients, whitened
         self.n = gradients.shape[0]
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
@@ -86,7 +84,7 @@ class Dense(Record):
         return self.gradients.dtype
 
     def kept(self, rows: Tensor) -> "Dense":
-        return Dense(self.gradients[rows], self.formula)
+        return Dense(self.gradients[rows])
 
     def squares(self) -> Tensor:
         return squared_norms(self.gradients)
@@ -104,9 +102,9 @@ class Outer(Record):
     def __init__(self, a: Tensor, e: Tensor, transposed: bool = False) -> None:
         self.a, self.e, self.transposed = a, e, transposed
         self.n, self.places = a.shape[:2]
-        self.formula = "outer product" if self.places == 1 else "gram" if self._gram_pays() else "chunks"
 
-    def _gram_pays(self) -> bool:
+    def gram_pays(self) -> bool:
+        """Few places: the Gram matrices over places are smaller than the weight."""
         p, d = self.a.shape[2], self.e.shape[2]
         return self.places * (p + d) < p * d
 
@@ -138,7 +136,7 @@ class Outer(Record):
     def squares(self) -> Tensor | None:
         if self.places == 1:
             return squared_norms(self.a) * squared_norms(self.e)
-        return _gram_product(self.a, self.e) if self._gram_pays() else None
+        return _gram_product(self.a, self.e) if self.gram_pays() else None
 
     def products(self, c: Tensor) -> Tensor:
         matrix = c if not self.transposed else c.t()
@@ -173,7 +171,6 @@ class Convolution(Record):
         self.x, self.e, self.shape = x, e, tuple(shape)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.n = x.shape[0]
-        self.formula = "pixel gram" if self.gram_pays() else "unfolded chunks"
 
     def _with(self, x: Tensor, e: Tensor) -> "Convolution":
         return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
@@ -263,8 +260,6 @@ class Convolution(Record):
 class Lookup(Record):
     """An embedding: indices `(n, T)` and output gradients `(n, T, d)`; the gradient is `(V, d)`, sparse."""
 
-    formula = "touched rows"
-
     def __init__(self, indices: Tensor, e: Tensor, rows: int, padding: int | None) -> None:
         if padding is not None:
             e = e * (indices != padding).unsqueeze(2)
@@ -343,7 +338,7 @@ def merged(records: list[Record]) -> list[Record]:
         lookups = [Lookup(indices, e, lookups[0].rows, None)]
     dense = [r for r in records if isinstance(r, Dense)]
     if len(dense) > 1:
-        dense = [Dense(torch.stack([r.gradients for r in dense]).sum(0), dense[0].formula)]
+        dense = [Dense(torch.stack([r.gradients for r in dense]).sum(0))]
     return [*result, *lookups, *dense, *(r for r in records if isinstance(r, Convolution))]
 
 
