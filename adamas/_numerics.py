@@ -1,6 +1,7 @@
 """Sums of squares that do not lose small terms, and nested batches of tensors."""
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -47,7 +48,12 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
+        mapped = {key: map_tensors(function, value) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return mapped
+        clone = copy.copy(batch)  # keeps the kind: attributes of a tokenizer's batch stay
+        clone.update(mapped)
+        return clone
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(function, value) for value in batch))
     if isinstance(batch, list | tuple):
@@ -79,10 +85,9 @@ def batch_length(batch: Any) -> int:
     first = next(iter(lengths.values()))
     for name, length in lengths.items():
         if length is None or length != first:
-            listed = ", ".join(f"{key}: {value}" for key, value in lengths.items())
             raise ValueError(
-                f"Expected every tensor of a batch to be batch-first; {name} has first length "
-                f"{length} (found {listed}). Put the example axis first in your collate_fn."
+                f"Expected every tensor of a batch to be batch-first; {name} has another first length than "
+                f"{next(iter(lengths))}. Put the example axis first in your collate_fn."
             )
     assert first is not None
     return first

@@ -8,6 +8,7 @@ search through, and few enough for two of a run's blocks to meet by chance.
 
 import hashlib
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,15 @@ class Seed:
         self.given = value
         secret = secrets.randbits(8 * _SEED_BYTES) if value is None else value
         self._secret = secret.to_bytes(_SEED_BYTES, "big")
+
+    def __reduce__(self) -> Any:
+        """A secret seed is neither copied, which would repeat its noise, nor written to a file."""
+        if self.given is None:
+            raise TypeError(
+                "A secret seed cannot be copied or pickled. Save run.state_dict() instead of the run, and "
+                "load it into a new one."
+            )
+        return Seed, (self.given,)
 
     def __repr__(self) -> str:
         return f"Seed({self.given})" if self.given is not None else "Seed(secret)"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 
 
 def positive(**values: float) -> None:
@@ -45,9 +46,17 @@ def decays(**values: Sequence[float]) -> None:
 def count(**values: int) -> None:
     """Raises unless every value is a whole number, 1 or above."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"Expected {name}={value!r} to be a whole number.")
     _check(values, lambda x: x >= 1, ">= 1")
+
+
+def whole(**values: int) -> None:
+    """Raises unless every value is a whole number, 0 or above."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"Expected {name}={value!r} to be a whole number.")
+    _check(values, lambda x: x >= 0, ">= 0")
 
 
 def one_of(choices: Iterable[object], **values: object) -> None:
@@ -60,7 +69,7 @@ def one_of(choices: Iterable[object], **values: object) -> None:
 
 def _check(values: Mapping[str, float], accept: Callable[[float], bool], expected: str) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"Expected {name}={value!r} to be a number {expected}.")
         if not accept(value):
             raise ValueError(f"Expected {name}={value!r} {expected}.")

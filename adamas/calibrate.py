@@ -19,6 +19,7 @@ _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.02, 2.0**20
 _WIDE_BUDGET = 0.1  # a hundred coarse cells
 _LARGEST_STEPS = 2**24
+_LARGEST_EPSILON = 1000.0
 _TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
 
 
@@ -39,8 +40,13 @@ def epsilon(
         7.479
     """
     _validate.non_negative(noise_multiplier=noise_multiplier)
+    if accountant == "pld" and 0 < noise_multiplier < _SMALLEST_MULTIPLIER:
+        raise ValueError(
+            f"Expected noise_multiplier={noise_multiplier!r} >= {_SMALLEST_MULTIPLIER}, or 0, for PLD: an "
+            "epsilon of thousands takes gigabytes. Use accountant='rdp'."
+        )
     _validate.rate(sampling_rate=sampling_rate)
-    _validate.count(steps=steps)
+    _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
     return ledger.composed_epsilon([(event, steps)], delta, accountant)
 
@@ -68,7 +74,7 @@ def noise_multiplier(
         0.8136
     """
     _validate.rate(sampling_rate=sampling_rate)
-    _validate.count(steps=steps)
+    _check_steps(steps)
     return noise_multiplier_for(
         lambda z: dp_accounting.SelfComposedDpEvent(_step(z, sampling_rate), steps),
         epsilon=epsilon,
@@ -86,8 +92,7 @@ def noise_multiplier_for(
     relation: NeighboringRelation = _ADD_REMOVE,
 ) -> float:
     """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
-    _validate.positive(epsilon=epsilon)
-    _validate.probability(delta=delta)
+    _check_budget(epsilon, delta)
 
     def excess(z: float, coarse: bool | None = None) -> float:
         """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
@@ -150,8 +155,8 @@ def steps(
         ...                 sampling_rate=4096 / 45000, accountant="rdp")
         2479
     """
-    _validate.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
-    _validate.probability(delta=delta)
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _check_budget(epsilon, delta)
     _validate.rate(sampling_rate=sampling_rate)
     event = _step(noise_multiplier, sampling_rate)
 
@@ -185,6 +190,19 @@ def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, in
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
     return low, high
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    _validate.positive(epsilon=epsilon)
+    if epsilon > _LARGEST_EPSILON:
+        raise ValueError(f"Expected epsilon={epsilon!r} <= {_LARGEST_EPSILON:g}: more promises nothing.")
+    _validate.probability(delta=delta)
+
+
+def _check_steps(steps: int) -> None:
+    _validate.count(steps=steps)
+    if steps > _LARGEST_STEPS:
+        raise ValueError(f"Expected steps={steps!r} <= {_LARGEST_STEPS}.")
 
 
 def _step(noise_multiplier: float, sampling_rate: float) -> dp_accounting.DpEvent:

@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(arguments, standalone_mode=False)
     except _UsageError as error:
         code = _complain(error.format_message())  # type: ignore[attr-defined]
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
+    except MemoryError:
+        code = _complain("out of memory; with so little noise, try --accountant rdp")
+    except (ValueError, TypeError, RuntimeError, OSError, ArithmeticError) as error:
         code = _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = _complain("interrupted")
@@ -57,6 +59,8 @@ _UsageError: type[Exception] = next(
 
 
 def _complain(message: str) -> int:
+    if not message:  # help was asked for by giving no argument
+        return 0
     print(f"adamas: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
@@ -218,10 +222,12 @@ def steps_command(
 
 
 def _rate(rate: float | None, batch_size: int | None, dataset_size: int | None) -> float:
+    if (batch_size is None) != (dataset_size is None) or (rate is None) == (batch_size is None):
+        raise ValueError("Expected --sampling-rate, or --batch-size and --dataset-size together.")
     if rate is not None:
         return rate
-    if batch_size is None or dataset_size is None:
-        raise ValueError("Expected --sampling-rate, or --batch-size and --dataset-size together.")
+    assert batch_size is not None
+    assert dataset_size is not None
     if not 0 < batch_size <= dataset_size:
         raise ValueError(f"Expected 0 < batch_size={batch_size} <= dataset_size={dataset_size}.")
     return batch_size / dataset_size
@@ -245,6 +251,8 @@ def _assignments(rule: str, texts: list[str], lr: float | None) -> dict[str, Any
     options: dict[str, Any] = {} if lr is None else {"lr": lr}
     for text in texts:
         name, equals, value = text.partition("=")
+        if name == "lr" and lr is not None:
+            raise ValueError("Expected the learning rate once, by --lr or by --set lr=.")
         if not equals or name not in known:
             raise ValueError(f"Expected --set NAME=VALUE with NAME among {', '.join(known)}, got {text!r}.")
         try:

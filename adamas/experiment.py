@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
+from adamas._streams import Seed
 from adamas._version import __version__
 from adamas.data import load
 from adamas.models import MODELS
@@ -64,7 +65,8 @@ def train_and_save(settings: Settings, out: Path, *, progress: bool | None = Non
     data = load(settings.data)
     with torch.random.fork_rng():
         if settings.seed is not None:
-            torch.manual_seed(settings.seed)  # the initial weights, which are public
+            # The initial weights, which are public.
+            torch.manual_seed(int(Seed(settings.seed).words("initial weights", count=1)[0]))
         model = MODELS[settings.model](data.input_shape, data.classes)
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
     run = make_private(

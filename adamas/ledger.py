@@ -4,12 +4,12 @@ Recording a step takes microseconds and composing takes a second, so a run recor
 composes when somebody asks.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import attr
 import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation, PrivacyAccountant
@@ -225,6 +225,11 @@ def epsilon_curve(
     return np.repeat(bounded, np.diff(places, prepend=0))
 
 
+def supports(accountant: str, event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:
+    """Whether an accountant has a bound for an event."""
+    return bool(ACCOUNTANTS[accountant](relation).supports(_joined(event)))
+
+
 def _composed(
     accountant: PrivacyAccountant, entries: Sequence[tuple[dp_accounting.DpEvent, int]]
 ) -> PrivacyAccountant:
@@ -296,9 +301,8 @@ def _joined(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
 
 def _encode(value: Any) -> Any:
     if isinstance(value, dp_accounting.DpEvent):
-        fields = attr.fields(type(value))
         return {"kind": type(value).__name__} | {
-            field.name: _encode(getattr(value, field.name)) for field in fields
+            name: _encode(getattr(value, name)) for name in inspect.signature(type(value)).parameters
         }
     if isinstance(value, list | tuple):
         return [_encode(item) for item in value]

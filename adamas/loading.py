@@ -69,8 +69,7 @@ class Loader:
     ) -> None:
         if micro_batch_size is not None:
             _validate.count(micro_batch_size=micro_batch_size)
-        if num_workers:
-            _validate.count(num_workers=num_workers)
+        _validate.whole(num_workers=num_workers)
         self.dataset = dataset
         self.sampler = sampler
         self.collate_fn = collate_fn
@@ -107,7 +106,7 @@ class Loader:
         if batch_length(data) != len(indices):
             raise ValueError(
                 "Expected every tensor of a batch to be batch-first, with one row per example that was "
-                f"asked for; collate_fn made {batch_length(data)} rows of another number of examples."
+                "asked for, but collate_fn made another number of rows."
             )
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
 

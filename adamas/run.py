@@ -178,7 +178,16 @@ class PrivateRun:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues a saved run, which must have had the same settings."""
+        """Continues a saved run, which must have had the same settings, in a run that is still fresh.
+
+        Two runs that continue one state both spend from that point on, and with a given seed they also
+        share their noise: continue a state once.
+        """
+        if self.ledger.entries or self.noise.draws:
+            raise RuntimeError(
+                "Expected a run that has released nothing: going back would draw the same noise again and "
+                "forget what was released. Make a new run with make_private and load the state into it."
+            )
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"Expected a state of version {_STATE_VERSION}, got {state['version']!r}.")
         for name, mine in self._settings().items():
@@ -237,15 +246,19 @@ class PrivateRun:
         """Refuses a release that the budget was not calibrated for and does not cover."""
         if self.budget is None:
             return
-        usual = self.loader.sampler.event({0: [self.noise_multiplier]})
-        if step >= self.steps_done and all(event == usual for event, _ in self.ledger.entries):
+        sampler, entries = self.loader.sampler, self.ledger.entries
+        usual = sampler.event({0: [self.noise_multiplier]})
+        units = sampler.unit(self.steps_done - 1) + 1 if self.steps_done else 0
+        own = all(event == usual for event, _ in entries) and sum(count for _, count in entries) <= units
+        if own and step >= self.steps_done:
             return
         planned = self.ledger.copy()
-        planned.record_release(self.loader.sampler, step, self.noise_multiplier)
+        planned.record_release(sampler, step, self.noise_multiplier)
         # A coarse answer is an upper bound, and ten times as fast.
         for coarse in (True, None) if self.accountant == "pld" else (None,):
-            entries, relation = planned.entries, planned.relation
-            cost = composed_epsilon(entries, self.delta, self.accountant, relation, coarse=coarse)
+            cost = composed_epsilon(
+                planned.entries, self.delta, self.accountant, planned.relation, coarse=coarse
+            )
             if cost <= self.budget:
                 return
         raise RuntimeError(

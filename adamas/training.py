@@ -14,16 +14,14 @@ from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters
 from adamas._streams import Seed
 from adamas.engines import ENGINES, Loss, trainable_parameters
-from adamas.engines.probes import check_loss
+from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
-from adamas.ledger import ACCOUNTANTS
+from adamas.ledger import ACCOUNTANTS, supports
 from adamas.loading import Loader, dataset_length
 from adamas.noise import GaussianNoise
 from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
-
-_PROBE_EXAMPLES = 3  # on which model and loss are tried before a run
 
 
 def make_private(
@@ -115,6 +113,10 @@ def make_private(
         raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(rule, torch.optim.Optimizer):
         raise TypeError(f"Expected rule to be a torch.optim.Optimizer, got {type(rule).__name__}.")
+    if isinstance(rule, torch.optim.LBFGS):
+        raise TypeError(
+            "Expected a rule that needs one gradient per step, got LBFGS, which asks for several."
+        )
     if not callable(loss):
         raise TypeError(f"Expected loss to be a function loss(model, batch), got {loss!r}.")
     n = dataset_length(dataset)
@@ -148,6 +150,10 @@ def make_private(
         _validate.decay(ema=ema)
     elif ema is not None and not isinstance(ema, AveragedModel):
         raise TypeError(f"Expected ema={ema!r} to be a decay or a torch AveragedModel.")
+    if isinstance(ema, AveragedModel):
+        shapes = [[p.shape for p in m.parameters()] for m in (ema.module, model)]
+        if shapes[0] != shapes[1]:
+            raise ValueError("Expected ema to be an AveragedModel of this model.")
     secret = Seed(seed)
     sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
     check_parameters(model, rule)
@@ -163,7 +169,7 @@ def make_private(
         device=device,
     )
     with model_randomness(secret, 0):
-        rows = np.arange(min(n, _PROBE_EXAMPLES))
+        rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)
         engine = _chosen_engine(engine, model, loss, sample)
@@ -171,6 +177,10 @@ def make_private(
         assert epochs is not None
         steps = epochs * sampler.steps_per_epoch()
     total = steps
+    if not supports(accountant, sampler.plan(1.0, 1), sampler.relation):
+        raise UnsupportedError(
+            f"accountant={accountant!r} has no bound for sampling={sampling!r}. Use accountant='pld'."
+        )
     if noise_multiplier is None:
         assert epsilon is not None
         noise_multiplier = calibrate.noise_multiplier_for(

@@ -3,9 +3,12 @@
 import copy
 import io
 import math
+import pickle
 import warnings
+from collections import UserDict
 
 import dp_accounting
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -296,6 +299,14 @@ def test_other_events_in_the_ledger_and_a_resume_do_not_lift_the_budget():
     assert resumed.epsilon() <= 2.0
 
 
+def test_an_earlier_run_in_the_same_ledger_counts():
+    run = make_run(noise_multiplier=None, epsilon=2.0, accountant="rdp", steps=3)
+    run.ledger.record(run.loader.sampler.event({0: [run.noise_multiplier]}), count=3)
+    with pytest.raises(RuntimeError, match="epsilon=2"):
+        finish(run)
+    assert run.epsilon() <= 2.0
+
+
 def test_the_state_of_another_truncation_is_refused():
     truncated = {"sampling": "truncated-poisson", "steps": 2}
     run = make_run(max_batch_size=20, **truncated)
@@ -404,6 +415,25 @@ def test_a_resumed_run_is_bit_equal(name, sampling):
         assert torch.equal(p, q)
 
 
+def test_going_back_in_a_run_is_refused_because_it_would_repeat_noise():
+    run = make_run()
+    start = copy.deepcopy(run.state_dict())
+    finish(run)
+    spent = run.epsilon()
+    with pytest.raises(RuntimeError, match="released nothing"):
+        run.load_state_dict(start)
+    assert run.epsilon() == spent
+
+
+def test_a_secret_seed_is_neither_copied_nor_pickled():
+    run = make_run(seed=None)
+    with pytest.raises(TypeError, match="secret seed"):
+        pickle.dumps(run.noise)
+    with pytest.raises(TypeError, match="secret seed"):
+        copy.deepcopy(run.noise)
+    assert pickle.loads(pickle.dumps(make_run(seed=3).noise)).seed.given == 3
+
+
 def test_a_secret_seed_is_in_no_state():
     run = make_run(seed=None)
     finish(run)
@@ -505,6 +535,13 @@ BAD = {
     "sampling": ({"sampling": "weighted"}, ValueError, "sampling"),
     "truncated without size": ({"sampling": "truncated-poisson"}, ValueError, "max_batch_size"),
     "accountant": ({"accountant": "guess"}, ValueError, "accountant"),
+    "accountant that cannot": (
+        {"accountant": "rdp", "sampling": "truncated-poisson", "max_batch_size": 20},
+        adamas.UnsupportedError,
+        "accountant='rdp'",
+    ),
+    "workers": ({"num_workers": -1}, ValueError, "num_workers=-1 >= 0"),
+    "average of another model": ({"ema": AveragedModel(nn.Linear(3, 2))}, ValueError, "ema"),
     "micro": ({"micro_batch_size": 0}, ValueError, "micro_batch_size"),
     "seed": ({"seed": -1}, ValueError, "seed"),
     "seed kind": ({"seed": 0.5}, TypeError, "seed"),
@@ -530,6 +567,39 @@ def test_bad_input_is_refused_at_construction_and_changes_nothing(case):
 
 def test_a_large_delta_can_be_confirmed():
     assert finish(make_run(delta=0.1, allow_large_delta=True)).isfinite().all()
+
+
+def test_an_optimizer_that_asks_for_several_gradients_is_refused():
+    model = make_model()
+    with pytest.raises(TypeError, match="LBFGS"):
+        make_run(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_numpy_numbers_are_numbers():
+    run = make_run(steps=np.int64(2), batch_size=np.int32(12), noise_multiplier=np.float32(1.5))
+    assert finish(run).isfinite().all()
+    assert run.epsilon() > 0
+
+
+def test_a_tokenizers_batch_keeps_its_kind():
+    class Encoding(UserDict):
+        def __getattr__(self, name):
+            return self.data[name]
+
+    def collate(examples):
+        return Encoding(
+            x=torch.stack([x for x, _ in examples]), y=torch.tensor([int(y) for _, y in examples])
+        )
+
+    def loss_by_attribute(model, batch):
+        return loss(model, (batch.x, batch["y"]))
+
+    model = make_model()
+    run = adamas.make_private(
+        *(model, rules.SGD(model.parameters()), make_data(), loss_by_attribute),
+        **{"batch_size": 10, "steps": 2, "noise_multiplier": 1.0, "delta": 1e-3, "collate_fn": collate},
+    )
+    assert finish(run).isfinite().all()
 
 
 def test_no_trainable_parameter_is_refused():

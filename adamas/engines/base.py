@@ -134,9 +134,9 @@ def check_losses(losses: Tensor, n: int) -> Tensor:
         raise TypeError(f"Expected loss(model, batch) to return a tensor, got {type(losses).__name__}.")
     if losses.shape != (n,):
         raise UnsupportedError(
-            f"Expected loss(model, batch) of shape ({n},), one loss per example, for a batch of {n}; "
-            f'got {tuple(losses.shape)}. Use reduction="none", and sum or average over the axes of one '
-            "example only."
+            "Expected loss(model, batch) of shape (n,), one loss per example, got "
+            + ("a scalar" if losses.dim() == 0 else f"{losses.dim()} axes, or another length")
+            + '. Use reduction="none", and sum or average over the axes of one example only.'
         )
     if not losses.requires_grad:
         raise UnsupportedError(

@@ -5,6 +5,9 @@ cheapest exact formula (`records`); and the weighted sum is one matrix product p
 rows of the output gradient scaled by the weights.
 """
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,15 +16,15 @@ from torch import Tensor, nn
 
 from adamas._numerics import accumulation_dtype, batch_length, map_tensors, named_tensors, squared_norms
 from adamas.engines.base import Loss, check_losses, trainable_parameters
-from adamas.engines.probes import check_loss
-from adamas.engines.recording import Recorder, Unprobed, Workspace
+from adamas.engines.layouts import Unprobed, Workspace
+from adamas.engines.probes import PROBE_EXAMPLES, check_loss
+from adamas.engines.recording import Recorder
 from adamas.engines.records import CHUNK, Record, merged, squared_whitened_norms, weighted_sum
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
-_PROBE_EXAMPLES = 3
-
-_workspaces: WeakKeyDictionary[nn.Module, Workspace] = WeakKeyDictionary()
+# One for each model, loss and training mode: another loss may put the examples elsewhere.
+_workspaces: WeakKeyDictionary[nn.Module, dict[Any, Workspace]] = WeakKeyDictionary()
 
 
 class Bookkeeping:
@@ -41,7 +44,8 @@ class Bookkeeping:
         self._model, self._loss, self._batch = model, loss, batch
         self._n = batch_length(batch)
         self._names: dict[Tensor, str] = {p: name for name, p in trainable_parameters(model).items()}
-        self._workspace = _workspaces.setdefault(model, Workspace())
+        key = (getattr(loss, "__code__", loss), tuple(m.training for m in model.modules()))
+        self._workspace = _workspaces.setdefault(model, {}).setdefault(key, Workspace())
         self._direct: dict[Tensor, list[Record]] | None = None
         self._derived: list[tuple[Tensor, list[Record]]] = []
         self._finite: Tensor | None = None
@@ -112,8 +116,16 @@ class Bookkeeping:
         return self._direct
 
     def _record(self, geometry: Geometry) -> None:
-        if self._n > 1 and not self._workspace.probed:
+        workspace = self._workspace
+        if self._n > 1 and not workspace.probed:
             self._probe()
+        elif not workspace.checked:
+            with _unchanged_generator():
+                check_loss(self._model, self._loss, self._batch)
+        workspace.checked = True
+        if workspace.owner is not None and workspace.owner() not in (None, self):
+            workspace.buffers = {}  # those of another engine that is still in use
+        workspace.owner = weakref.ref(self)
         try:
             recorder = self._run(geometry)
         except Unprobed:  # a use that was not there when the model was probed
@@ -144,22 +156,29 @@ class Bookkeeping:
 
     def _probe(self) -> None:
         """Learns from a few examples where the examples are in every output, and that they do not mix."""
-        few = min(self._n, _PROBE_EXAMPLES)
-        state = torch.get_rng_state()
-        sample = map_tensors(lambda x: x[:few], self._batch)
-        check_loss(self._model, self._loss, sample)
+        few = min(self._n, PROBE_EXAMPLES)
+        sample = map_tensors(lambda x: x[:few].detach(), self._batch)
+        with _unchanged_generator():
+            check_loss(self._model, self._loss, sample)
+        while True:
+            with _unchanged_generator():
+                try:
+                    recorder = self._probed(sample, few)
+                except Unprobed:  # an expansion turned out not to run over the examples
+                    continue
+            break
+        recorder.layouts.learn()
+
+    def _probed(self, sample: Any, few: int) -> Recorder:
         recorder = Recorder(self._names, [x for _, x in named_tensors(sample)], few, self._workspace)
         with torch.enable_grad():
             with recorder:
                 losses = self._loss(self._model, sample)
             losses = check_losses(losses, few)
             for example in range(few):
-                recorder.probe = example
+                recorder.layouts.probe = example
                 recorder.backward(losses[example], keep_graph=True)
-        for key, options in recorder.candidates.items():
-            self._workspace.layouts[key] = options[0]
-        self._workspace.probed = True
-        torch.set_rng_state(state)
+        return recorder
 
     # --- derived weights ------------------------------------------------------------------------------
 
@@ -222,6 +241,15 @@ class Bookkeeping:
                 squares = squares + squared_norms(geometry.whiten(p, total))
             parts.append(squares)
         return torch.cat(parts)
+
+
+@contextmanager
+def _unchanged_generator() -> Iterator[None]:
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def _zeros(p: Tensor) -> Tensor:

@@ -1,15 +1,21 @@
 """Tries model and loss on a few examples: can per-example gradients be exact?"""
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from adamas._numerics import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, check_losses
 from adamas.errors import UnsupportedError
+
+PROBE_EXAMPLES = 3
+"""On how many examples a model is tried."""
 
 
 def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
@@ -22,14 +28,18 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
     try:
         with torch.enable_grad():
             inputs = map_tensors(_differentiable, sample)
-            losses = check_losses(loss(model, inputs), n)
+            with _Refusing(model):
+                losses = loss(model, inputs)
+            losses = check_losses(losses, n)
             leaves = [(name, x) for name, x in named_tensors(inputs) if x.requires_grad]
             if leaves and n > 1:
                 for (name, _), g in zip(leaves, _input_gradients(losses[0], leaves), strict=True):
                     if g is not None and g[1:].nan_to_num().any():
                         raise UnsupportedError(_MIXED + f" (the first example's loss depends on {name}[1:].)")
         changed = [
-            name for name, b in model.named_buffers() if not torch.equal(b, before[name]) and _finite(b)
+            name
+            for name, b in model.named_buffers()
+            if name not in before or (not torch.equal(b, before[name]) and _finite(b))
         ]
         if changed:
             raise UnsupportedError(
@@ -41,7 +51,8 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
+                if name in before:
+                    buffer.copy_(before[name])
 
 
 def _input_gradients(loss: Tensor, leaves: list[tuple[str, Tensor]]) -> list[Tensor | None]:
@@ -54,13 +65,68 @@ def _input_gradients(loss: Tensor, leaves: list[tuple[str, Tensor]]) -> list[Ten
 
 
 def _compare_alone(model: nn.Module, loss: Loss, sample: Any, n: int) -> None:
-    with _evaluation(model.modules()), torch.no_grad():
-        together = loss(model, sample)
-        alone = torch.cat([loss(model, _example(sample, i)) for i in range(n)])
-    tolerance = min(0.1, 1000 * torch.finfo(together.dtype).eps)
+    random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
+    drawing = [m for m in model.modules() if isinstance(m, random)]
+    with _evaluation(drawing), torch.enable_grad(), _WithoutDropout() as mode:
+        together = loss(model, sample).detach()
+        alone = torch.cat([loss(model, _example(sample, i)).detach() for i in range(n)])
+    tolerance = min(0.1, 1000 * max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow)))
     differ = (together - alone).abs() > tolerance * (1 + alone.abs())  # False for NaN
     if (differ | (together.isfinite() != alone.isfinite())).any():
         raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
+
+
+_DROPOUTS = {
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"),
+    *("alpha_dropout", "feature_alpha_dropout"),
+}
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Makes dropout do nothing, and notes the 16-bit types that are met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16):
+            self.narrow.add(result.dtype)
+        return result
+
+
+class _Refusing(TorchFunctionMode):
+    """Refuses, before they run, calls that change state by the batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {p: name for name, p in model.named_parameters()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.embedding, F.embedding_bag):
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+            for option in ("max_norm", "scale_grad_by_freq"):
+                if given.get(option) and (option == "max_norm" or given["weight"].requires_grad):
+                    name = self.names.get(given["weight"], "a weight")
+                    raise UnsupportedError(
+                        f"{name!r} is an embedding with {option}, which makes an example's gradient depend "
+                        f"on the other examples. Make it without {option}."
+                    )
+        if func is F.batch_norm:
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+            if given.get("training") or given.get("running_mean") is None:
+                weights = [w for w in (given.get("weight"), given.get("bias")) if w in self.names]
+                names = ", ".join(repr(self.names[w]) for w in weights) or "A layer without parameters"
+                raise UnsupportedError(
+                    f"{names} takes part in batch_norm, which mixes the examples of a batch. Replace it by "
+                    "GroupNorm, LayerNorm or InstanceNorm, or freeze its statistics with .eval()."
+                )
+        return func(*args, **kwargs)
 
 
 _MIXED = (
@@ -84,7 +150,7 @@ def _finite(x: Tensor) -> bool:
 
 @contextmanager
 def _evaluation(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Evaluation mode, without dropout; afterwards every module is in the mode in which it was."""
+    """Evaluation mode for some modules; afterwards each is in the mode in which it was."""
     was = [(module, module.training) for module in modules]
     try:
         for module, _ in was:

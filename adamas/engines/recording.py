@@ -9,7 +9,6 @@ of the weight for each example, and `vmap` over that one function. What cannot b
 
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from adamas._numerics import squared_norms
 from adamas.engines import functions, recurrent
+from adamas.engines.layouts import Key, Layouts, Workspace, by_example
 from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
@@ -41,7 +41,15 @@ _CONVOLUTIONS: dict[Any, int] = {
     torch.conv2d: 2,
     torch.conv3d: 3,
 }
-_READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"}
+_READS = {
+    *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"),
+    *("argwhere", "unique", "masked_select", "equal", "allclose", "is_nonzero"),
+}
+_IN_PLACE: dict[str, Any] = {
+    **{f"{name}_": getattr(torch, name) for name in ("add", "sub", "mul", "div", "lerp", "addcmul")},
+    **{"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul},
+    **{"__itruediv__": torch.div, "__idiv__": torch.div},
+}
 _MATMULS = {"matmul", "__matmul__", "mm"}
 _EXPANSIONS = {"expand", "expand_as", "broadcast_to"}
 _FUSED_RNNS: dict[Any, str] = {
@@ -56,27 +64,6 @@ _RNN_CELLS: dict[Any, str] = {
     torch.rnn_tanh_cell: "rnn_tanh",
     torch.rnn_relu_cell: "rnn_relu",
 }
-
-Key = tuple[str, str, int]
-
-
-class Unprobed(Exception):
-    """A use of a weight for which it is not yet known where its examples are."""
-
-
-@dataclass
-class Workspace:
-    """What is learned about a model once and used at every step.
-
-    Attributes:
-        probed: Whether the model was tried on a few examples.
-        layouts: For each use of a weight, where the examples are in its output.
-        buffers: Memory for per-example gradients, kept from step to step.
-    """
-
-    probed: bool = False
-    layouts: dict[Key, str] = field(default_factory=dict)
-    buffers: dict[tuple[Key, int], Tensor] = field(default_factory=dict)
 
 
 class Recorder(TorchFunctionMode):
@@ -102,12 +89,11 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.names, self.n, self.workspace, self.geometry = names, n, workspace, geometry
         self.uses: dict[int, tuple[Tensor, list[Record]]] = {}
-        self.candidates: dict[Key, list[str]] = {}
-        self.probing = geometry is None
-        self.probe = 0  # while probing, the example whose loss alone is differentiated
+        self.layouts = Layouts(workspace, n, probing=geometry is None)
         self._anchor = torch.zeros((), requires_grad=True, device=next(iter(names)).device)
         self._tracked: dict[int, Tensor] = {id(p): p for p in names}
         self._data: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.inputs = inputs
         for x in inputs:
             self._data[x] = True
         self._backward = False
@@ -118,7 +104,8 @@ class Recorder(TorchFunctionMode):
 
     def backward(self, loss: Tensor, *, keep_graph: bool = False) -> None:
         """Differentiates, with the recorder active (checkpointing runs forwards again meanwhile)."""
-        before = [p.grad for p in self.names]
+        leaves = [*self.names, *(x for x in self.inputs if x.is_leaf and x.requires_grad)]
+        before = [p.grad for p in leaves]
         self._backward = True
         try:
             for p in self.names:
@@ -135,7 +122,7 @@ class Recorder(TorchFunctionMode):
                 )
             leaks = [name for p, name in self.names.items() if p.grad is not None]
         finally:
-            for p, gradient in zip(self.names, before, strict=True):
+            for p, gradient in zip(leaves, before, strict=True):
                 p.grad = gradient
         if leaks:  # a gradient came to a parameter on a path that left no record
             raise UnsupportedError(
@@ -150,7 +137,11 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = list(_tensors((args, kwargs)))
-        if not self._backward and getattr(func, "__name__", "") in _READS and tensors[0] in self._data:
+        reads = getattr(func, "__name__", "") in _READS or (
+            getattr(func, "__name__", "") == "__getitem__"
+            and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:]))
+        )
+        if not self._backward and reads and any(t in self._data for t in tensors):
             raise UnsupportedError(
                 f"The forward reads values of the batch with {func.__name__}, so that one example can change "
                 "the course of the others, which no clipping bounds. Use tensor functions such as "
@@ -185,16 +176,27 @@ class Recorder(TorchFunctionMode):
             if name in _EXPANSIONS and self._is_tracked(args[0]) and self._over_examples(args[0], result):
                 return self._expanded(args[0], result.shape)
             return self._derived(result)
+        plain = _IN_PLACE.get(name)
+        if plain is not None and self._is_data(args[0]):
+            with self:
+                out = plain(args[0].clone(), *args[1:], **kwargs)
+            return args[0].copy_(out)
+        if (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
+            raise UnsupportedError(
+                f"{self._names_in(args, kwargs)} takes part in {name}, which works in place. Use the "
+                "function that returns a new tensor."
+            )
         if func is F.linear:
             x, w, b = _bound(("input", "weight", "bias"), args, kwargs)
             if self._clean(x, w, b):
                 return self._linear(x, w, b)
-        elif name in _MATMULS and self._is_tracked(args[1]) and args[1].dim() == 2 and self._clean(*args):
+        elif name in _MATMULS and not kwargs and self._is_matrix(args[1]) and self._clean(*args):
             return self._linear(args[0], args[1], None, transposed=True)
         elif (
             name == "addmm"
             and not kwargs
             and self._is_tracked(args[2])
+            and args[0].shape == args[2].shape[1:]
             and self._clean(args[1], args[2], args[0])
         ):
             return self._linear(args[1], args[2], args[0], transposed=True)
@@ -231,13 +233,13 @@ class Recorder(TorchFunctionMode):
         elif func is F.batch_norm:
             return self._batch_norm(args, kwargs)
         elif name == "prelu":
-            x, w = args
-            slope = w.view(1, -1, *[1] * (x.dim() - 2)) if w.numel() > 1 else w
+            x, w = _bound(("input", "weight"), args, kwargs)
             with self:
+                slope = w.view(1, -1, *[1] * (x.dim() - 2)) if w.numel() > 1 else w
                 return torch.where(x > 0, x, x * slope)
         elif func in _RNN_CELLS:
             return self._cell(_RNN_CELLS[func], *args)
-        elif func in _FUSED_RNNS and len(args) == 9:
+        elif func in _FUSED_RNNS and isinstance(args[2], list | tuple) and isinstance(args[3], bool):
             return self._rnn(_FUSED_RNNS[func], *args)
         elif name in _ELEMENTWISE:
             return self._elementwise(func, args, kwargs)
@@ -245,6 +247,9 @@ class Recorder(TorchFunctionMode):
 
     def _is_tracked(self, t: Any) -> bool:
         return isinstance(t, Tensor) and id(t) in self._tracked
+
+    def _is_matrix(self, t: Any) -> bool:
+        return self._is_tracked(t) and t.dim() == 2
 
     def _is_data(self, t: Tensor) -> bool:
         """Whether a tensor may hold something that differs from example to example."""
@@ -274,41 +279,13 @@ class Recorder(TorchFunctionMode):
         names = [self._name(w) for w in weights if w is not None and self._is_tracked(w)]
         return "+".join(names), function, dim
 
-    def _layout(self, key: Key, e: Tensor, trailing: int, *, first_axis_only: bool = False) -> str | None:
-        """Where the examples are in `e`, of which the last axes are features; None while probing."""
-        lead = e.shape[: e.dim() - trailing]
-        if not self.probing:
-            if self.n == 1:
-                return "flat"
-            layout = self.workspace.layouts.get(key)
-            if layout is None:
-                raise Unprobed
-            if layout not in _fitting(lead, self.n):
-                raise UnsupportedError(
-                    f"The examples of {key[0]} in {key[1]} are not where they were in the first batch: its "
-                    "output has other axes. Give every batch the same layout."
-                )
-            return layout
-        options = self.candidates.get(key)
-        if options is None:
-            options = ["axis0"] if first_axis_only else _fitting(lead, self.n)
-            options = [o for o in options if o in _fitting(lead, self.n)]
-        fitting = []
-        e = e.nan_to_num(nan=0.0)  # a gradient of 0 through another example's NaN
-        for option in options:
-            size = _by_example(e, option, self.n, trailing).flatten(1).abs().amax(1)
-            others = torch.arange(self.n, device=e.device) != self.probe
-            if not size[others].any():
-                fitting.append(option)
-        if not fitting:
+    def _outside(self) -> bool:
+        """Whether a backward runs that is not ours, such as an adversarial step: it leaves no records."""
+        if not self._backward and torch.is_grad_enabled():
             raise UnsupportedError(
-                f"The examples of a batch mix after {key[0]} in {key[1]}, or are not on an axis of their "
-                "own: the loss of one example has gradients for others in an output of shape "
-                f"{tuple(e.shape)}. Make each loss a function of its own example, and keep the example axis "
-                "first."
+                "The loss differentiates its own gradient. Use engine='vmap' or engine='loop'."
             )
-        self.candidates[key] = fitting
-        return None
+        return not self._backward
 
     def _add(self, weight: Tensor, record: Record) -> None:
         self.uses.setdefault(id(weight), (weight, []))[1].append(record)
@@ -319,10 +296,12 @@ class Recorder(TorchFunctionMode):
         key = self._key("linear", w, b, dim=x.dim())
 
         def put(x: Tensor, e: Tensor) -> None:
-            layout = self._layout(key, e, 1)
+            if self._outside():
+                return
+            layout = self.layouts.find(key, e, 1)
             if layout is None:
                 return
-            a, e = (_by_example(_wide(t), layout, self.n, 1) for t in (x, e))
+            a, e = (by_example(_wide(t), layout, self.n, 1) for t in (x, e))
             if self._is_tracked(b):
                 assert b is not None
                 self._add(b, Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0]))
@@ -353,7 +332,9 @@ class Recorder(TorchFunctionMode):
         key = self._key("convolution", w, b, dim=x.dim())
 
         def put(x: Tensor, e: Tensor) -> None:
-            if self._layout(key, e, e.dim() - 1, first_axis_only=True) is None:
+            if self._outside():
+                return
+            if self.layouts.find(key, e, e.dim() - 1, first_axis_only=True) is None:
                 return
             x, e = _wide(x), _wide(e)
             if self._is_tracked(b):
@@ -421,10 +402,12 @@ class Recorder(TorchFunctionMode):
         key = self._key("embedding", w, dim=indices.dim() + 1)
 
         def put(indices: Tensor, e: Tensor) -> None:
-            layout = self._layout(key, e, 1)
+            if self._outside():
+                return
+            layout = self.layouts.find(key, e, 1)
             if layout is not None:
-                places = _by_example(indices.unsqueeze(-1), layout, self.n, 1).squeeze(2)
-                gradients = _by_example(_wide(e), layout, self.n, 1)
+                places = by_example(indices.unsqueeze(-1), layout, self.n, 1).squeeze(2)
+                gradients = by_example(_wide(e), layout, self.n, 1)
                 self._add(w, Lookup(places, gradients, w.shape[0], padding))
 
         return _apply(functions.Embed, w.detach(), indices, self._anchor, put)
@@ -435,18 +418,24 @@ class Recorder(TorchFunctionMode):
         key = self._key("layer_norm", w, b, dim=x.dim())
 
         def examples(e: Tensor) -> int:
-            if not self.probing and self._layout(key, e, len(shape)) in ("axis0", "flat"):
+            if (
+                self._backward
+                and not self.layouts.probing
+                and self.layouts.find(key, e, len(shape)) in ("axis0", "flat")
+            ):
                 return self.n
             return 0
 
         def put(
             normalised: Tensor | None, e: Tensor | None, gw: Tensor | None = None, gb: Tensor | None = None
         ) -> None:
+            if self._outside():
+                return
             if normalised is not None and e is not None:
-                layout = self._layout(key, e, len(shape))
+                layout = self.layouts.find(key, e, len(shape))
                 if layout is None:
                     return
-                parts = [_by_example(t, layout, self.n, len(shape)) for t in (normalised, e)]
+                parts = [by_example(t, layout, self.n, len(shape)) for t in (normalised, e)]
                 gw, gb = (parts[0] * parts[1]).sum(1), parts[1].sum(1)
             for weight, gradient in ((w, gw), (b, gb)):
                 if weight is not None and self._is_tracked(weight) and gradient is not None:
@@ -466,10 +455,12 @@ class Recorder(TorchFunctionMode):
             )
 
         def put(gw: Tensor | None, gb: Tensor | None) -> None:
+            if self._outside():
+                return
             for weight, gradient in ((w, gw), (b, gb)):
                 if weight is None or gradient is None or not self._is_tracked(weight):
                     continue
-                if self._layout(key, gradient, 1, first_axis_only=True) is not None:
+                if self.layouts.find(key, gradient, 1, first_axis_only=True) is not None:
                     self._add(weight, Dense(_wide(gradient)))
 
         return _apply(functions.GroupNorm, x, groups, _detached(w), _detached(b), eps, self._anchor, put)
@@ -517,6 +508,10 @@ class Recorder(TorchFunctionMode):
                 "whose masks cannot be replayed. Use single layers with nn.Dropout between them."
             )
         states = list(state) if isinstance(state, tuple | list) else [state]
+        if len(weights) != (4 if bias else 2) * count * (2 if bidirectional else 1):
+            raise UnsupportedError(
+                f"{self._names_in(weights)} belongs to an LSTM with projections. Use engine='loop'."
+            )
         for s in states:
             self._data[s] = True
         with self:
@@ -535,7 +530,9 @@ class Recorder(TorchFunctionMode):
         """A copy of a weight for each example, of a shape that broadcasts with one example's data."""
 
         def put(gradients: Tensor) -> None:
-            if self._layout(key, gradients, p.dim(), first_axis_only=True) is not None:
+            if self._outside():
+                return
+            if self.layouts.find(key, gradients, p.dim(), first_axis_only=True) is not None:
                 self._add(p, Dense(_wide(gradients)))
 
         result: Tensor = _apply(functions.Expand, p.detach(), self._anchor, self.n, shape, put)
@@ -545,9 +542,9 @@ class Recorder(TorchFunctionMode):
         """Whether an expansion runs over the examples, as of a class token; the probe's verdict holds."""
         new_axis = p.dim() < result.dim() or p.shape[0] == 1
         fits = result.dim() > 0 and result.shape[0] == self.n and new_axis
-        return fits and (
-            self.probing or self.n == 1 or self._expansion_key(p, result.dim()) in self.workspace.layouts
-        )
+        key = self._expansion_key(p, result.dim())
+        known = key in self.workspace.layouts or key in self.workspace.open
+        return fits and key not in self.workspace.constant and (self.layouts.probing or self.n == 1 or known)
 
     def _expansion_key(self, p: Tensor, dim: int) -> Key:
         return self._key("expand", p, dim=dim)
@@ -631,24 +628,6 @@ class Recorder(TorchFunctionMode):
 
 def _apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
-
-
-def _fitting(lead: torch.Size, n: int) -> list[str]:
-    """The layouts that leading axes of these lengths allow for n examples."""
-    options = [f"axis{axis}" for axis, length in enumerate(lead) if length == n]
-    if lead and n and lead[0] % n == 0 and (lead[0] > n or n == 1):
-        options += ["flat", "flat-time-first"]
-    return options
-
-
-def _by_example(t: Tensor, layout: str, n: int, trailing: int) -> Tensor:
-    """`(n, places, *features)`, the last `trailing` axes being features."""
-    features = t.shape[t.dim() - trailing :]
-    if layout.startswith("axis"):
-        t = t.movedim(int(layout[4:]), 0)
-    elif layout == "flat-time-first":
-        t = t.reshape(-1, n, *t.shape[1:]).transpose(0, 1)
-    return t.reshape(n, -1, *features)
 
 
 def _wide(t: Tensor) -> Tensor:

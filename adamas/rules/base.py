@@ -32,6 +32,7 @@ class Rule(torch.optim.Optimizer, ABC):
         """A copied, unpickled or loaded rule has no fresh release."""
         super().__setstate__(state)
         self._noise_variance = None
+        self._written = {}
 
     def trainable(self) -> list[Tensor]:
         """The parameters that the rule updates: those that require a gradient."""

@@ -1,0 +1,1623 @@
+"""The fast engine on models as people write them, against plain autograd one example at a time."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from adamas import Geometry, UnsupportedError
+from adamas.engines import Bookkeeping, trainable_parameters
+from adamas.engines.records import Convolution, Outer
+
+B = 5  # examples; neither the size of a probe nor a width of a layer
+TOLERANCE = 1e-9
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning",
+    "ignore:Using padding='same' with even kernel:UserWarning",
+    "ignore:None of the inputs have requires_grad:UserWarning",
+    "ignore:enable_nested_tensor is True:UserWarning",
+    "ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning",
+)
+
+
+# --- the oracle ---------------------------------------------------------------------------------------
+
+Gradients = list[dict[Tensor, Tensor]]
+Batch = tuple[Tensor, ...]
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """A different, non-linear loss for each example; `batch[1]` is the example's own factor."""
+    out = model(batch[0]).flatten(1)
+    return batch[1] * (out.square().sum(1) + (3 * out).sin().sum(1))
+
+
+def one_by_one(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Gradients:
+    params = [p for p in model.parameters() if p.requires_grad]
+    result = []
+    for i in range(len(batch[0])):
+        value = loss(model, tuple(x[i : i + 1] for x in batch)).sum()
+        gradients = torch.autograd.grad(value, params, allow_unused=True)
+        zipped = zip(params, gradients, strict=True)
+        result.append({p: torch.zeros_like(p) if g is None else g.detach() for p, g in zipped})
+    return result
+
+
+def whitened_norms(gradients: Gradients, geometry: Geometry) -> Tensor:
+    totals = []
+    for gradient in gradients:
+        total = 0.0
+        for p, g in gradient.items():
+            c = 0.0 if geometry.center is None else geometry.center.get(p, 0.0)
+            total += float((((g.double() - c) / geometry.scale[p]) ** 2).sum())
+        totals.append(math.sqrt(total))
+    return torch.tensor(totals, dtype=torch.float64)
+
+
+def summed(gradients: Gradients, weights: Tensor) -> dict[Tensor, Tensor]:
+    total = {p: torch.zeros_like(g) for p, g in gradients[0].items()}
+    for w, gradient in zip(weights.tolist(), gradients, strict=True):
+        if w:
+            for p, g in gradient.items():
+                total[p] += w * g
+    return total
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    assert actual.shape == expected.shape
+    if not expected.numel():
+        return
+    scale = 1 + float(expected.abs().max())
+    worst = float((actual - expected).abs().max())
+    assert worst <= tolerance * scale, f"off by {worst:g} at size {scale:g}"
+
+
+def ball(model: nn.Module, radius: float = 1.0) -> Geometry:
+    return Geometry.ball(trainable_parameters(model).values(), radius)
+
+
+def geometries(model: nn.Module, seed: int = 7) -> list[Geometry]:
+    """A flat ball; a centre with a scale per coordinate; a centre with one scale for each parameter."""
+    draw = torch.Generator().manual_seed(seed)
+    params = list(trainable_parameters(model).values())
+
+    def center() -> dict[Tensor, Tensor]:
+        return {p: 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in params}
+
+    scale = {p: 0.5 + torch.rand(p.shape, generator=draw, dtype=p.dtype) for p in params}
+    return [
+        ball(model, 0.8),
+        Geometry(center(), scale),
+        Geometry(center(), {p: 0.7 + 0.1 * i for i, p in enumerate(params)}),
+    ]
+
+
+def some_weights(n: int, seed: int = 8) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    weights = 0.2 + torch.rand(n, generator=draw, dtype=torch.float64)
+    if n > 2:
+        weights[1] = 0.0
+    return weights
+
+
+def assert_exact(
+    model: nn.Module,
+    batch: Batch,
+    loss: Callable[..., Tensor] = loss,
+    gradients: Gradients | None = None,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Norms in three geometries, each from a new engine, and the weighted sum from each."""
+    expected = one_by_one(model, batch, loss) if gradients is None else gradients
+    weights = some_weights(len(batch[0]))
+    for geometry in geometries(model):
+        built = Bookkeeping(model, loss, batch)
+        close(built.norms(geometry), whitened_norms(expected, geometry), tolerance)
+        sums = built.weighted_sum(weights)
+        total = summed(expected, weights)
+        assert set(sums) == set(total)
+        for p, value in total.items():
+            close(sums[p], value, tolerance)
+
+
+def exact_or_refused(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> None:
+    try:
+        Bookkeeping(model, loss, batch).norms(ball(model))
+    except UnsupportedError:
+        return
+    assert_exact(model, batch, loss)
+
+
+# --- models -------------------------------------------------------------------------------------------
+
+
+class Through(nn.Module):
+    """Holds layers and parameters by name and runs a function of them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+class Pool(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def param(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+def made(build: Callable[[], tuple[nn.Module, Tensor]], seed: int = 0) -> tuple[nn.Module, Batch]:
+    """Model and batch in float64, with parameters that are no ones and zeros."""
+    torch.manual_seed(seed)
+    model, x = build()
+    model = model.double()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return model, (x, 0.5 + torch.rand(len(x), dtype=torch.float64))
+
+
+def tokens(n: int = B, length: int = 9, words: int = 20) -> Tensor:
+    x = torch.randint(words, (n, length))
+    x[:, 3], x[:, 5] = x[:, 1], 0  # repeated words, and the padding
+    return x
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {}
+
+
+def case(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        CASES[name] = build
+        return build
+
+    return register
+
+
+def two_layers(*shape: int, d: int = 7, k: int = 9) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(d, k), nn.Tanh(), nn.Linear(k, 4)), torch.randn(*shape, d)
+
+
+CASES["mlp"] = lambda: two_layers(B)
+CASES["linear without bias"] = lambda: (nn.Linear(4, 3, bias=False), torch.randn(B, 4))
+CASES["linear T chunks"] = lambda: two_layers(B, 11)
+CASES["linear T gram"] = lambda: two_layers(B, 3, d=40, k=50)
+CASES["linear T gram in halves"] = lambda: two_layers(B, 64, d=150, k=160)
+CASES["linear T = B"] = lambda: two_layers(B, B)
+CASES["linear T = 3, the size of the probe"] = lambda: two_layers(B, 3)
+CASES["linear T = 1"] = lambda: two_layers(B, 1)
+CASES["linear two axes of time"] = lambda: two_layers(B, 2, 3)
+CASES["used twice"] = lambda: (
+    Through(lambda m, x: m.o(m.l(m.l(x).tanh())), l=nn.Linear(8, 8), o=nn.Linear(8, 4)),
+    torch.randn(B, 8),
+)
+CASES["used twice with T"] = lambda: (
+    Through(lambda m, x: m.o(m.l(m.l(x).tanh()).mean(1)), l=nn.Linear(8, 8), o=nn.Linear(8, 4)),
+    torch.randn(B, 4, 8),
+)
+CASES["used twice, T chunks and no T"] = lambda: (
+    Through(lambda m, x: m.o(m.l(m.l(x).tanh().mean(1))), l=nn.Linear(8, 8), o=nn.Linear(8, 4)),
+    torch.randn(B, 11, 8),
+)
+CASES["used twice, T gram and no T"] = lambda: (
+    Through(lambda m, x: m.o(m.l(m.l(x).tanh().mean(1))), l=nn.Linear(40, 40), o=nn.Linear(40, 4)),
+    torch.randn(B, 3, 40),
+)
+CASES["time-first linear, T = B"] = lambda: (
+    Through(lambda m, x: m.o(m.l(x.transpose(0, 1)).tanh()).mean(0), l=nn.Linear(7, 9), o=nn.Linear(9, 4)),
+    torch.randn(B, B, 7),
+)
+CASES["flattened time-first linear"] = lambda: (
+    Through(
+        lambda m, x: m.l(x.transpose(0, 1).reshape(-1, 7)).tanh().view(4, -1, 3).transpose(0, 1),
+        l=nn.Linear(7, 3),
+    ),
+    torch.randn(B, 4, 7),
+)
+
+
+def conv(layer: nn.Module, *size: int) -> Callable[[], tuple[nn.Module, Tensor]]:
+    def build() -> tuple[nn.Module, Tensor]:
+        own, x = copy.deepcopy(layer), torch.randn(B, *size)
+        width = own(x[:1]).numel()
+        return nn.Sequential(own, nn.Tanh(), nn.Flatten(), nn.Linear(width, 3)), x
+
+    return build
+
+
+torch.manual_seed(0)
+CASES |= {
+    "conv2d padding": conv(nn.Conv2d(4, 6, 3, padding=1), 4, 6, 6),
+    "conv2d stride": conv(nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), 4, 6, 6),
+    "conv2d stride that leaves a rest": conv(nn.Conv2d(2, 3, 3, stride=3), 2, 7, 8),
+    "conv2d dilation": conv(nn.Conv2d(4, 6, 3, dilation=2, padding=2), 4, 6, 6),
+    "conv2d groups": conv(nn.Conv2d(4, 6, 3, groups=2, padding=1), 4, 6, 6),
+    "conv2d depthwise": conv(nn.Conv2d(4, 8, 3, groups=4), 4, 5, 5),
+    "conv2d same, odd": conv(nn.Conv2d(4, 6, 3, padding="same"), 4, 6, 6),
+    "conv2d same, even": conv(nn.Conv2d(4, 6, 4, padding="same"), 4, 6, 6),
+    "conv2d same, even and odd": conv(nn.Conv2d(4, 6, (2, 3), dilation=(3, 2), padding="same"), 4, 7, 6),
+    "conv2d valid": conv(nn.Conv2d(4, 6, 3, padding="valid"), 4, 6, 6),
+    "conv2d reflect": conv(nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), 4, 6, 6),
+    "conv2d mixed": conv(nn.Conv2d(4, 6, 3, stride=(2, 1), padding=(0, 2), dilation=(1, 2)), 4, 8, 8),
+    "conv2d pixel gram": conv(nn.Conv2d(64, 64, 3, padding=1), 64, 4, 4),
+    "conv2d pixel gram, stride": conv(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 3, 3),
+    "conv2d pixel gram, same and even": conv(nn.Conv2d(64, 64, 2, padding="same"), 64, 3, 3),
+    "conv1d": conv(nn.Conv1d(4, 6, 3, stride=2, padding=1), 4, 8),
+    "conv1d same, even": conv(nn.Conv1d(4, 6, 2, padding="same", groups=2), 4, 8),
+    "conv3d": conv(nn.Conv3d(2, 3, (3, 2, 1), padding=1, stride=(1, 2, 1)), 2, 4, 4, 3),
+    "transposed conv2d": conv(nn.ConvTranspose2d(4, 3, 3, stride=2), 4, 4, 4),
+    "transposed conv1d groups": conv(nn.ConvTranspose1d(4, 6, 3, groups=2), 4, 5),
+}
+CASES["conv used twice"] = lambda: (
+    Through(
+        lambda m, x: m.o(m.c(m.c(x).tanh()).mean((2, 3))), c=nn.Conv2d(4, 4, 3, padding=1), o=nn.Linear(4, 3)
+    ),
+    torch.randn(B, 4, 5, 5),
+)
+CASES["conv used twice, pixel gram"] = lambda: (
+    Through(lambda m, x: m.c(m.c(x).tanh()).mean((2, 3)), c=nn.Conv2d(64, 64, 3, padding=1)),
+    torch.randn(B, 64, 3, 3),
+)
+CASES["conv channels last"] = lambda: (
+    nn.Sequential(nn.Conv2d(4, 6, 3), nn.Tanh()).to(memory_format=torch.channels_last),
+    torch.randn(B, 4, 6, 6).to(memory_format=torch.channels_last),
+)
+
+CASES["embedding"] = lambda: (
+    nn.Sequential(nn.Embedding(20, 8), Pool(), nn.Tanh(), nn.Linear(8, 3)),
+    tokens(),
+)
+CASES["embedding, one word"] = lambda: (
+    nn.Sequential(nn.Embedding(4, 3), nn.Tanh(), nn.Linear(3, 3)),
+    torch.tensor([0, 1, 1, 3, 0]),
+)
+CASES["embedding padding_idx"] = lambda: (
+    nn.Sequential(nn.Embedding(20, 8, padding_idx=0), nn.Tanh(), nn.Linear(8, 3)),
+    tokens(),
+)
+CASES["embedding padding_idx from the end"] = lambda: (
+    nn.Sequential(nn.Embedding(6, 8, padding_idx=-1), nn.Tanh(), nn.Linear(8, 3)),
+    tokens(words=6),
+)
+CASES["embedding T = B"] = lambda: (
+    nn.Sequential(nn.Embedding(20, 8), nn.Tanh(), nn.Linear(8, 3)),
+    tokens(8, 8),
+)
+CASES["embedding time-first"] = lambda: (
+    Through(
+        lambda m, x: m.o(m.e(x.t()).tanh()).mean(0), e=nn.Embedding(20, 8, padding_idx=0), o=nn.Linear(8, 3)
+    ),
+    tokens(8, 8),
+)
+CASES["embedding used twice"] = lambda: (
+    Through(lambda m, x: m.e(x).tanh().sum(1) * m.e(x[:, 2]), e=nn.Embedding(20, 8, padding_idx=0)),
+    tokens(),
+)
+CASES["embedding_bag"] = lambda: (nn.Sequential(nn.EmbeddingBag(20, 8), nn.Linear(8, 3)), tokens())
+CASES["tied embedding and head"] = lambda: (
+    Through(lambda m, x: F.linear(m.l(m.e(x)).tanh(), m.e.weight), e=nn.Embedding(20, 8), l=nn.Linear(8, 8)),
+    tokens(),
+)
+CASES["tied embedding and head, T = B, padding"] = lambda: (
+    Through(
+        lambda m, x: F.linear(m.l(m.e(x)).tanh(), m.e.weight, m.b),
+        e=nn.Embedding(20, 8, padding_idx=0),
+        l=nn.Linear(8, 8),
+        b=param(20),
+    ),
+    tokens(8, 8),
+)
+
+
+def positions(index: Callable[[int], Tensor], length: int) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (
+        Through(
+            lambda m, x: m.o((m.e(x) + m.p(index(x.shape[1]))).tanh()),
+            e=nn.Embedding(20, 8),
+            p=nn.Embedding(12, 8),
+            o=nn.Linear(8, 3),
+        ),
+        tokens(8, length),
+    )
+
+
+CASES["positions (1, T)"] = positions(lambda t: torch.arange(t)[None], 9)
+CASES["positions (T,)"] = positions(torch.arange, 9)
+CASES["positions (1, T), T = B"] = positions(lambda t: torch.arange(t)[None], 8)
+CASES["positions (T,), T = B"] = positions(torch.arange, 8)
+
+
+def normed(
+    layer: Callable[[], nn.Module], *size: int, axis: int = 0
+) -> Callable[..., tuple[nn.Module, Tensor]]:
+    """A normalisation between linear layers; with `axis=1` it sees the examples on its second axis."""
+    return lambda: (
+        Through(
+            lambda m, x: m.o(m.norm(m.l(x).transpose(0, axis)).transpose(0, axis).tanh()),
+            l=nn.Linear(7, 9),
+            norm=layer(),
+            o=nn.Linear(9, 3),
+        ),
+        torch.randn(B, *size, 7),
+    )
+
+
+CASES |= {
+    "layer_norm": normed(lambda: nn.LayerNorm(9)),
+    "layer_norm without bias": normed(lambda: nn.LayerNorm(9, bias=False), 4),
+    "layer_norm T": normed(lambda: nn.LayerNorm(9), 11),
+    "layer_norm T = B": normed(lambda: nn.LayerNorm(9), B),
+    "layer_norm over T": normed(lambda: nn.LayerNorm((4, 9)), 4),
+    "layer_norm time-first": normed(lambda: nn.LayerNorm(9), 4, axis=1),
+    "layer_norm time-first, T = B": normed(lambda: nn.LayerNorm(9), B, axis=1),
+    "layer_norm time-first, T = 3": normed(lambda: nn.LayerNorm(9), 3, axis=1),
+    "rms_norm": normed(lambda: nn.RMSNorm(9)),
+    "rms_norm T": normed(lambda: nn.RMSNorm(9), 11),
+    "rms_norm over T": normed(lambda: nn.RMSNorm((4, 9)), 4),
+    "group_norm": normed(lambda: nn.GroupNorm(3, 9)),
+    "group_norm T": normed(lambda: nn.GroupNorm(2, 4), 4),
+    "instance_norm": normed(lambda: nn.InstanceNorm1d(4, affine=True), 4),
+}
+CASES["group_norm 2d"] = lambda: (
+    nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(3, 6), nn.Tanh()),
+    torch.randn(B, 4, 6, 6),
+)
+CASES["instance_norm 2d"] = lambda: (
+    nn.Sequential(nn.Conv2d(4, 6, 3), nn.InstanceNorm2d(6, affine=True), nn.Tanh()),
+    torch.randn(B, 4, 6, 6),
+)
+CASES["batch_norm with fixed statistics"] = lambda: (
+    nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Tanh()).eval(),
+    torch.randn(B, 4, 6, 6),
+)
+CASES["prelu"] = lambda: (nn.Sequential(nn.Linear(7, 9), nn.PReLU(), nn.Linear(9, 3)), torch.randn(B, 7))
+CASES["prelu by channel"] = lambda: (
+    nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Conv2d(4, 2, 2)),
+    torch.randn(B, 3, 5, 5),
+)
+
+
+def bare(forward: Callable[..., Tensor], *size: int, **params: nn.Parameter) -> Callable[..., Any]:
+    return lambda: (
+        Through(forward, l=nn.Linear(7, 9), o=nn.Linear(9, 3), **copy.deepcopy(params)),
+        torch.randn(B, *size, 7),
+    )
+
+
+CASES |= {
+    "bare mul and add": bare(lambda m, x: m.o((m.g * m.l(x) + m.b).tanh()), g=param(9), b=param(1, 9)),
+    "bare on raw input": bare(lambda m, x: m.o(m.l(x * m.g).tanh()), g=param(7)),
+    "bare div and sub": bare(lambda m, x: m.o((m.l(x) / m.g.exp() - m.b).tanh()), g=param(9), b=param(9)),
+    "bare reversed": bare(lambda m, x: m.o((m.b - m.g / (2 + m.l(x).tanh())).tanh()), g=param(9), b=param(1)),
+    "bare scalars": bare(lambda m, x: m.o(((1 - m.t) * m.l(x) / m.u.exp()).tanh()), t=param(), u=param(1)),
+    "bare power": bare(lambda m, x: m.o(m.l(x).abs().add(1) ** m.g), g=param(9)),
+    "bare with T": bare(lambda m, x: m.o((m.l(x) * m.g + m.b).tanh()), 4, g=param(4, 1), b=param(4, 9)),
+    "bare with T = B": bare(lambda m, x: m.o((m.l(x) * m.g + m.b).tanh()), B, g=param(B, 1), b=param(B, 9)),
+    "bare where": bare(lambda m, x: m.o(torch.where(m.l(x) > 0, m.l(x), m.g)), g=param(9)),
+    "bare torch functions": bare(
+        lambda m, x: m.o(torch.add(m.l(x), m.g, alpha=2).mul(m.b).tanh()), g=param(9), b=param(9)
+    ),
+    "bare prototypes": bare(lambda m, x: (m.l(x)[:, None] - m.k[None]).square().sum(2).tanh(), k=param(4, 9)),
+    "weights picked by data": bare(lambda m, x: m.o(m.l(x) * m.k[(x[:, 0] > 0).long()]), k=param(2, 9)),
+}
+
+
+def in_place(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x)
+        h = operation(h, m.g)
+        return m.o(h.tanh())
+
+    return bare(forward, g=param(9))
+
+
+def iadd(h: Tensor, g: Tensor) -> Tensor:
+    h += g
+    return h
+
+
+CASES["in-place +="] = in_place(iadd)
+CASES["in-place add_"] = in_place(lambda h, g: h.add_(g))
+CASES["in-place mul_"] = in_place(lambda h, g: h.mul_(g))
+
+
+@case("ViT")
+def vit() -> tuple[nn.Module, Tensor]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x)
+        h = torch.cat([m.cls.expand(h.shape[0], -1, -1), h], 1) + m.pos
+        return m.o(m.m(h).tanh()[:, 0])
+
+    parts = {"l": nn.Linear(7, 9), "m": nn.Linear(9, 9), "o": nn.Linear(9, 3)}
+    return Through(forward, **parts, cls=param(1, 1, 9), pos=param(1, 5, 9)), torch.randn(B, 4, 7)
+
+
+@case("a parameter expanded over three places, as many as the probe has examples")
+def expanded_over_places() -> tuple[nn.Module, Tensor]:
+    model = Through(lambda m, x: m.l((x + m.p.expand(3, 7)).tanh()), l=nn.Linear(7, 4), p=param(1, 7))
+    return model, torch.randn(B, 3, 7)
+
+
+@case("a constant that met data before it meets a parameter")
+def constant_after_data() -> tuple[nn.Module, Tensor]:
+    constant = torch.randn(4, 7, dtype=torch.float64)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = constant + x
+        return m.l((h + constant * m.p).tanh())
+
+    return Through(forward, l=nn.Linear(7, 3), p=param(7)), torch.randn(B, 4, 7)
+
+
+def standardized(w: Tensor) -> Tensor:
+    axes = tuple(range(1, w.dim()))
+    return (w - w.mean(axes, keepdim=True)) * torch.rsqrt(w.var(axes, keepdim=True) + 1e-4)
+
+
+CASES["weight standardisation, linear"] = lambda: (
+    Through(
+        lambda m, x: m.o(F.linear(x, standardized(m.l.weight), m.l.bias).tanh()),
+        l=nn.Linear(7, 9),
+        o=nn.Linear(9, 3),
+    ),
+    torch.randn(B, 7),
+)
+CASES["weight standardisation, conv"] = lambda: (
+    Through(
+        lambda m, x: F.conv2d(x, standardized(m.c.weight), m.c.bias, padding=1).tanh(), c=nn.Conv2d(3, 4, 3)
+    ),
+    torch.randn(B, 3, 5, 5),
+)
+CASES["weight standardisation, used twice and directly"] = lambda: (
+    Through(
+        lambda m, x: F.linear(F.linear(x, standardized(m.w)).tanh(), standardized(m.w)).tanh() @ m.w,
+        w=param(6, 6),
+    ),
+    torch.randn(B, 4, 6),
+)
+CASES["weight_norm"] = lambda: (
+    nn.Sequential(weight_norm(nn.Linear(7, 9)), nn.Tanh(), nn.Linear(9, 3)),
+    torch.randn(B, 7),
+)
+CASES["weight_norm conv"] = lambda: (
+    nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)), nn.Tanh()),
+    torch.randn(B, 3, 5, 5),
+)
+CASES["orthogonal"] = lambda: (
+    nn.Sequential(orthogonal(nn.Linear(7, 9)), nn.Tanh(), nn.Linear(9, 3)),
+    torch.randn(B, 4, 7),
+)
+CASES["spectral_norm, eval"] = lambda: (
+    nn.Sequential(spectral_norm(nn.Conv2d(3, 4, 3)), nn.Tanh()).eval(),
+    torch.randn(B, 3, 5, 5),
+)
+CASES["matmul"] = lambda: (
+    Through(lambda m, x: (x @ m.w).tanh() @ m.v, w=param(7, 9), v=param(9, 4)),
+    torch.randn(B, 4, 7),
+)
+CASES["matmul with a transposed weight"] = lambda: (
+    Through(lambda m, x: (x @ m.w.t()).tanh(), w=param(9, 7)),
+    torch.randn(B, 7),
+)
+CASES["matmul from the left, and with a vector"] = lambda: (
+    Through(lambda m, x: (m.w @ x).tanh() @ m.v, w=param(3, 4), v=param(7)),
+    torch.randn(B, 4, 7),
+)
+CASES["matmul by keyword"] = lambda: (
+    Through(lambda m, x: torch.matmul(x, other=m.w).tanh(), w=param(7, 4)),
+    torch.randn(B, 7),
+)
+CASES["prelu by keyword"] = lambda: (
+    Through(lambda m, x: F.prelu(m.l(x), weight=m.w), l=nn.Linear(7, 4), w=param(4)),
+    torch.randn(B, 7),
+)
+CASES["addmm, flattened"] = lambda: (
+    Through(
+        lambda m, x: torch.addmm(m.b, x.reshape(-1, 7), m.w).view(len(x), -1, 9).tanh(),
+        b=param(9),
+        w=param(7, 9),
+    ),
+    torch.randn(B, 4, 7),
+)
+CASES["addmm with a bias that broadcasts"] = lambda: (
+    Through(lambda m, x: torch.addmm(m.b, x, m.w).tanh(), b=param(1), w=param(7, 9)),
+    torch.randn(B, 7),
+)
+CASES["addmm with a bias of two axes"] = lambda: (
+    Through(lambda m, x: torch.addmm(m.b, x, m.w).tanh(), b=param(1, 9), w=param(7, 9)),
+    torch.randn(B, 7),
+)
+CASES["einsum"] = lambda: (
+    Through(lambda m, x: torch.einsum("btp,pq->btq", x, m.w).tanh(), w=param(7, 4)),
+    torch.randn(B, 3, 7),
+)
+CASES["einsum, weight first"] = lambda: (
+    Through(lambda m, x: torch.einsum("pq,btp->bqt", m.w, x).tanh(), w=param(7, 4)),
+    torch.randn(B, B, 7),
+)
+CASES["bilinear"] = lambda: (
+    Through(lambda m, x: m.o(x, x.tanh()), o=nn.Bilinear(7, 7, 4)),
+    torch.randn(B, 7),
+)
+
+
+def attention(length: int, batch_first: bool) -> Callable[[], tuple[nn.Module, Tensor]]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = x if batch_first else x.transpose(0, 1)
+        h = m.a(x, x, x, need_weights=False)[0]
+        return m.o(h.mean(1 if batch_first else 0))
+
+    return lambda: (
+        Through(forward, a=nn.MultiheadAttention(8, 2, batch_first=batch_first), o=nn.Linear(8, 3)),
+        torch.randn(B, length, 8),
+    )
+
+
+CASES |= {
+    "attention batch-first": attention(4, True),
+    "attention seq-first": attention(4, False),
+    "attention batch-first, T = B": attention(B, True),
+    "attention seq-first, T = B": attention(B, False),
+    "attention batch-first, T = 3": attention(3, True),
+    "attention seq-first, T = 3": attention(3, False),
+    "attention seq-first, T = 6": attention(6, False),
+}
+CASES["attention with weights, keys of another width"] = lambda: (
+    Through(
+        lambda m, x: m.a(x, x[..., :5], x[..., 3:])[0],
+        a=nn.MultiheadAttention(8, 2, kdim=5, vdim=5, batch_first=True),
+    ),
+    torch.randn(B, 4, 8),
+)
+CASES["attention with learned queries"] = lambda: (
+    Through(
+        lambda m, x: m.a(m.q.expand(len(x), -1, -1), x, x, need_weights=False)[0],
+        a=nn.MultiheadAttention(8, 2, batch_first=True),
+        q=param(2, 8),
+    ),
+    torch.randn(B, 4, 8),
+)
+for mode in (True, False):
+    for first in (True, False):
+        CASES[f"encoder layer, training={mode}, norm_first={first}"] = lambda mode=mode, first=first: (
+            nn.Sequential(
+                nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=first),
+                Pool(),
+                nn.Linear(8, 3),
+            ).train(mode),
+            torch.randn(B, 4, 8),
+        )
+CASES["encoder of two layers, seq-first, T = B"] = lambda: (
+    Through(
+        lambda m, x: m.e(x.transpose(0, 1)).mean(0),
+        e=nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), 2, enable_nested_tensor=False
+        ),
+    ),
+    torch.randn(B, B, 8),
+)
+
+
+def recurrent(layer: Callable[..., nn.Module], length: int = 4, **options: Any) -> Callable[..., Any]:
+    time_first = not options.get("batch_first", True)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if time_first:
+            return m.o(m.r(x.transpose(0, 1))[0].transpose(0, 1))
+        return m.o(m.r(x)[0])
+
+    def build() -> tuple[nn.Module, Tensor]:
+        width = (options.get("proj_size") or 8) * (2 if options.get("bidirectional") else 1)
+        layers = {"r": layer(7, 8, **{"batch_first": True, **options}), "o": nn.Linear(width, 3)}
+        return Through(forward, **layers), torch.randn(B, length, 7)
+
+    return build
+
+
+CASES |= {
+    "LSTM": recurrent(nn.LSTM),
+    "LSTM, 2 layers, bidirectional": recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "LSTM, time-first, T = B": recurrent(nn.LSTM, B, batch_first=False),
+    "LSTM without biases": recurrent(nn.LSTM, bias=False),
+    "GRU": recurrent(nn.GRU),
+    "GRU, 2 layers, bidirectional, T = B": recurrent(nn.GRU, B, num_layers=2, bidirectional=True),
+    "RNN": recurrent(nn.RNN),
+    "RNN relu": recurrent(nn.RNN, nonlinearity="relu"),
+}
+
+
+def cell_loop(layer: Callable[..., nn.Module], **options: Any) -> Callable[[], tuple[nn.Module, Tensor]]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        state = None
+        for t in range(x.shape[1]):
+            state = m.r(x[:, t], state)
+        return m.o(state[0] if isinstance(state, tuple) else state)
+
+    return lambda: (
+        Through(forward, r=layer(7, 8, **options), o=nn.Linear(8, 3)),
+        torch.randn(B, 4, 7),
+    )
+
+
+CASES |= {
+    "LSTMCell": cell_loop(nn.LSTMCell),
+    "LSTMCell without biases": cell_loop(nn.LSTMCell, bias=False),
+    "GRUCell": cell_loop(nn.GRUCell),
+    "RNNCell": cell_loop(nn.RNNCell),
+}
+
+
+def checkpointed(reentrant: bool, middle: Callable[[], nn.Module] | None = None) -> tuple[nn.Module, Tensor]:
+    block = nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 9))
+    model = Through(
+        lambda m, x: m.o(checkpoint(m.m, m.i(x).tanh(), use_reentrant=reentrant)),
+        i=nn.Linear(7, 9),
+        m=block if middle is None else middle(),
+        o=nn.Linear(9, 3),
+    )
+    return model, torch.randn(B, 7)
+
+
+CASES["checkpoint"] = lambda: checkpointed(False)
+CASES["checkpoint around weight_norm"] = lambda: checkpointed(False, lambda: weight_norm(nn.Linear(9, 9)))
+CASES["hypernetwork"] = lambda: (
+    Through(
+        lambda m, x: m.o(torch.bmm(m.h(x).view(-1, 9, 7), x[:, :, None])[:, :, 0].tanh()),
+        h=nn.Linear(7, 63),
+        o=nn.Linear(9, 3),
+    ),
+    torch.randn(B, 7),
+)
+CASES["weight decay in the loss"] = lambda: (
+    Through(
+        lambda m, x: m.o(m.h(x).tanh()) + m.h.weight.square().sum(), h=nn.Linear(7, 9), o=nn.Linear(9, 3)
+    ),
+    torch.randn(B, 7),
+)
+
+
+def frozen(model: nn.Module, *names: str) -> nn.Module:
+    for name, p in model.named_parameters():
+        p.requires_grad_(name not in names)
+    return model
+
+
+CASES["adapters beside a frozen layer"] = lambda: (
+    frozen(
+        Through(
+            lambda m, x: m.base(x) + 0.5 * F.linear(F.linear(x, m.a), m.b),
+            base=nn.Linear(7, 9),
+            a=param(2, 7),
+            b=param(9, 2),
+        ),
+        "base.weight",
+        "base.bias",
+    ),
+    torch.randn(B, 4, 7),
+)
+CASES["adapters merged into a frozen weight"] = lambda: (
+    frozen(
+        Through(
+            lambda m, x: F.linear(x, m.base.weight + m.b @ m.a).tanh(),
+            base=nn.Linear(7, 9),
+            a=param(2, 7),
+            b=param(9, 2),
+        ),
+        "base.weight",
+        "base.bias",
+    ),
+    torch.randn(B, 4, 7),
+)
+CASES["adapters with directions and magnitudes"] = lambda: (
+    frozen(
+        Through(
+            lambda m, x: F.linear(x, m.g * F.normalize(m.base.weight + m.b @ m.a, dim=1)).tanh(),
+            base=nn.Linear(7, 9),
+            a=param(2, 7),
+            b=param(9, 2),
+            g=param(9, 1),
+        ),
+        "base.weight",
+        "base.bias",
+    ),
+    torch.randn(B, 7),
+)
+CASES["biases only"] = lambda: (
+    frozen(
+        nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 3)),
+        "0.weight",
+        "2.weight",
+        "3.weight",
+    ),
+    torch.randn(B, 4, 7),
+)
+CASES["weights only"] = lambda: (
+    frozen(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 3)),
+        "0.bias",
+        "1.bias",
+        "3.bias",
+    ),
+    torch.randn(B, 3, 5, 5),
+)
+CASES["frozen in the middle"] = lambda: (
+    frozen(
+        nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)),
+        "2.weight",
+        "2.bias",
+    ),
+    torch.randn(B, 7),
+)
+CASES["unused"] = lambda: (
+    Through(lambda m, x: m.used(x).tanh(), unused=nn.Linear(2, 2), used=nn.Linear(7, 3)),
+    torch.randn(B, 7),
+)
+
+
+# --- a. exactness -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact(name):
+    model, batch = made(CASES[name])
+    assert_exact(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pays"),
+    [
+        ("linear T gram", Outer, True),
+        ("linear T gram in halves", Outer, True),
+        ("linear T chunks", Outer, False),
+        ("conv2d pixel gram", Convolution, True),
+        ("conv2d pixel gram, stride", Convolution, True),
+        ("conv2d pixel gram, same and even", Convolution, True),
+        ("conv2d padding", Convolution, False),
+    ],
+)
+def test_the_formulas_that_cases_are_named_after_are_met(name, kind, pays, monkeypatch):
+    verdicts = []
+    gram_pays = kind.gram_pays
+
+    def spy(record: Any) -> bool:
+        verdicts.append(gram_pays(record))
+        return verdicts[-1]
+
+    monkeypatch.setattr(kind, "gram_pays", spy)
+    model, batch = made(CASES[name])
+    norms(model, batch)
+    assert (True in verdicts) == pays
+
+
+@pytest.mark.parametrize(
+    "middle", [None, lambda: weight_norm(nn.Linear(9, 9))], ids=["layers", "weight_norm"]
+)
+def test_reentrant_checkpointing_is_like_the_other(middle):
+    expected, batch = made(lambda: checkpointed(False, middle))
+    model, _ = made(lambda: checkpointed(True, middle))
+    gradients = one_by_one(expected, batch)
+    renamed = dict(zip(expected.parameters(), model.parameters(), strict=True))
+    assert_exact(model, batch, gradients=[{renamed[p]: g for p, g in each.items()} for each in gradients])
+
+
+MAYBE: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "rms_norm time-first": normed(lambda: nn.RMSNorm(9), 4, axis=1),
+    "rms_norm time-first, T = B": normed(lambda: nn.RMSNorm(9), B, axis=1),
+    "rms_norm time-first, T = 3": normed(lambda: nn.RMSNorm(9), 3, axis=1),
+    "LSTM with projections": recurrent(nn.LSTM, proj_size=3),
+    "LSTM with projections, T = 1": recurrent(nn.LSTM, 1, proj_size=3),
+    "class token by repeat": lambda: (
+        Through(
+            lambda m, x: m.l(torch.cat([m.c.repeat(len(x), 1, 1), x], 1)).tanh(),
+            l=nn.Linear(7, 3),
+            c=param(1, 1, 7),
+        ),
+        torch.randn(B, 4, 7),
+    ),
+    "learned first state": lambda: (
+        Through(
+            lambda m, x: m.r(x, m.h.expand(1, len(x), 8).contiguous())[0],
+            r=nn.GRU(7, 8, batch_first=True),
+            h=param(1, 1, 8),
+        ),
+        torch.randn(B, 4, 7),
+    ),
+    "time folded into the examples of a convolution": lambda: (
+        Through(lambda m, x: m.c(x.flatten(0, 1)).view(len(x), -1).tanh(), c=nn.Conv1d(2, 3, 2)),
+        torch.randn(B, 4, 2, 5),
+    ),
+    "rows in a loop": lambda: (
+        Through(lambda m, x: torch.stack([m.l(row) for row in x]).tanh(), l=nn.Linear(7, 3)),
+        torch.randn(B, 7),
+    ),
+    "packed sequence": lambda: (
+        Through(
+            lambda m, x: nn.utils.rnn.pad_packed_sequence(
+                m.r(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 4), batch_first=True))[0],
+                batch_first=True,
+            )[0],
+            r=nn.LSTM(7, 8, batch_first=True),
+        ),
+        torch.randn(B, 4, 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAYBE)
+def test_exact_or_refused(name):
+    exact_or_refused(*made(MAYBE[name]))
+
+
+# --- b. the silent traps ------------------------------------------------------------------------------
+
+
+def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)).to(dtype)
+
+
+def rows(n: int, *size: int, seed: int = 1) -> Batch:
+    torch.manual_seed(seed)
+    return torch.randn(n, *(size or (7,)), dtype=torch.float64), 0.5 + torch.rand(n, dtype=torch.float64)
+
+
+def norms(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Tensor:
+    return Bookkeeping(model, loss, batch).norms(ball(model))
+
+
+def test_a_weight_made_of_data_beside_a_followed_bias_keeps_its_gradient():
+    # One weight for each example, of which F.linear sees one at a time.
+    def forward(m: Any, x: Tensor) -> Tensor:
+        weights = m.h(x).view(len(x), 4, 7)
+        return torch.cat([F.linear(x[i : i + 1], weights[i], m.b) for i in range(len(x))]).tanh()
+
+    model, batch = made(lambda: (Through(forward, h=nn.Linear(7, 28), b=param(4)), torch.randn(B, 7)))
+    exact_or_refused(model, batch)
+
+
+def test_a_foreign_weight_beside_a_followed_bias_passes_gradients_on():
+    torch.manual_seed(0)
+    foreign = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    model, batch = made(
+        lambda: (
+            Through(lambda m, x: F.linear(m.l(x).tanh(), foreign, m.b), l=nn.Linear(7, 9), b=param(4)),
+            torch.randn(B, 7),
+        )
+    )
+    assert_exact(model, batch)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
+def test_a_weight_made_of_the_batch_beside_a_followed_bias_is_refused(n):
+    model = Through(
+        lambda m, x: F.linear(x, m.h(x.mean(0)).view(9, 7), m.b).tanh(), h=nn.Linear(7, 63), b=param(9)
+    ).double()
+    with pytest.raises(UnsupportedError, match="mix"):
+        norms(model, rows(n))
+
+
+MIXING: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "mean without gradient": lambda m, x: m.o(m.l(x * x.detach().mean(0).abs()).tanh()),
+    "hidden mean without gradient": lambda m, x: m.o(m.l(x) * m.l(x).detach().mean(0).abs()),
+    "mean": lambda m, x: m.o(m.l(x).tanh() - m.l(x).tanh().mean(0)),
+    "the first example": lambda m, x: m.o(m.l(x - x[:1].detach()).tanh()),
+    "neighbours": lambda m, x: m.o(m.l(x + x.roll(1, 0)).tanh()),
+    "the batch's length": lambda m, x: m.o(m.l(x).tanh() / len(x)),
+    "in-batch negatives": lambda m, x: (m.l(x) @ m.l(x).t()).logsumexp(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("n", [2, 5])
+def test_statistics_over_the_batch_are_refused(name, n):
+    torch.manual_seed(0)
+    model = Through(MIXING[name], l=nn.Linear(7, 9), o=nn.Linear(9, 3)).double()
+    with pytest.raises(UnsupportedError, match="mix"):
+        norms(model, rows(n))
+
+
+def test_statistics_over_the_batch_without_gradient_are_refused_in_training_mode_too():
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x)
+        return m.o(h * h.detach().mean(0).abs() if m.training else h)
+
+    torch.manual_seed(0)
+    model = Through(forward, l=nn.Linear(7, 9), o=nn.Linear(9, 3)).double()
+    with pytest.raises(UnsupportedError, match="mix"):
+        norms(model, rows(5))
+
+
+def test_statistics_of_a_second_loss_are_refused():
+    model, batch = mlp(), rows(5)
+    norms(model, batch)
+
+    def mixing(model: nn.Module, batch: Batch) -> Tensor:
+        out = model(batch[0])
+        return (out - out.mean(0)).square().sum(1)
+
+    with pytest.raises(UnsupportedError, match="mix"):
+        norms(model, batch, mixing)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_spectral_norm_in_training_is_refused_and_its_buffers_are_restored(n):
+    torch.manual_seed(0)
+    model = nn.Sequential(spectral_norm(nn.Linear(7, 9)), nn.Tanh(), nn.Linear(9, 3)).double()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    with pytest.raises(UnsupportedError, match=r"_u|_v"):
+        norms(model, rows(n))
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
+def test_spectral_norm_in_training_is_refused_after_it_was_seen_in_evaluation():
+    torch.manual_seed(0)
+    model = nn.Sequential(spectral_norm(nn.Linear(7, 9)), nn.Tanh(), nn.Linear(9, 3)).double().eval()
+    assert_exact(model, rows(5))
+    model.train()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    with pytest.raises(UnsupportedError, match=r"_u|_v"):
+        norms(model, rows(5))
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("seen", ["not seen", "seen in evaluation"])
+def test_running_statistics_without_parameters_are_refused_and_restored(n, seen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3, affine=False), nn.Flatten()).double()
+    if seen != "not seen":
+        model.eval()
+        norms(model, rows(5, 2, 5))
+        model.train()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    with pytest.raises(UnsupportedError):
+        norms(model, rows(n, 2, 5))
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
+def test_a_layout_is_not_guessed_while_gradients_are_zero():
+    # With a last layer of zeros, every layout fits; attention puts the examples on the second axis.
+    model, batch = made(attention(3, True))
+    batch = tuple(x[:3] for x in batch)
+    with torch.no_grad():
+        model.o.weight.zero_()
+    assert_exact(model, batch)
+    with torch.no_grad():
+        model.o.weight.normal_()
+    assert_exact(model, batch)
+
+
+def test_a_layout_is_that_of_the_loss_at_hand():
+    # T = B = 3: the same layer sees the examples first, then, by another loss, second.
+    torch.manual_seed(0)
+    model = nn.Linear(7, 4).double()
+    batch = rows(3, 3, 7)
+
+    def time_first(model: nn.Module, batch: Batch) -> Tensor:
+        return batch[1] * model(batch[0].transpose(0, 1)).tanh().transpose(0, 1).flatten(1).square().sum(1)
+
+    assert_exact(model, batch)
+    assert_exact(model, batch, time_first)
+    assert_exact(model, batch)
+
+
+SELECTIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "mask": lambda m, x: x[x[..., 0] > 0],
+    "masked_select": lambda m, x: x.masked_select((x[..., :1] > 0).expand_as(x)).view(-1, 7),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_places_picked_by_a_mask_are_exact_or_refused(name):
+    # Each of the first three examples has two places picked, the others have one and three.
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(SELECTIONS[name](m, x)).tanh().sum(1)
+        owner = (x[..., 0] > 0) * torch.arange(1, len(x) + 1).unsqueeze(1)
+        owner = owner.flatten().masked_select(owner.flatten() > 0) - 1
+        return torch.zeros(len(x), dtype=x.dtype).index_add(0, owner, h).unsqueeze(1)
+
+    torch.manual_seed(0)
+    model = Through(forward, l=nn.Linear(7, 4)).double()
+    x, factor = rows(5, 4, 7)
+    x[..., 0] = -1.0
+    for i, count in enumerate([2, 2, 2, 1, 3]):
+        x[i, :count, 0] = 1.0
+    exact_or_refused(model, (x, factor))
+
+
+def adversarial(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0].detach().requires_grad_()
+    (direction,) = torch.autograd.grad(loss(model, (x, batch[1])).sum(), x)
+    return loss(model, (batch[0] + 0.1 * direction.sign(), batch[1]))
+
+
+def gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
+    x = batch[0].detach().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(model, (x, batch[1])).sum(), x, create_graph=True)
+    return loss(model, batch) + slope.square().sum(1)
+
+
+@pytest.mark.parametrize("inner", [adversarial, gradient_penalty], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "enable_grad"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_backward_within_the_loss_is_exact_or_refused(inner, enabled, n):
+    exact_or_refused(mlp(), rows(n), torch.enable_grad()(inner) if enabled else inner)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["ball", "per coordinate", "centre"])
+def test_norms_of_float32_are_those_of_float64(kind, which):
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        if kind == "mlp":
+            return nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
+        layers = [nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 144, 10))
+
+    def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    torch.manual_seed(1)
+    x = torch.rand(6, 784) if kind == "mlp" else torch.rand(6, 1, 28, 28)
+    y = torch.randint(10, (6,))
+    low, high = model(), model().double()
+    geometry = geometries(low)[which]
+    names = dict(zip(low.parameters(), high.parameters(), strict=True))
+    wide = Geometry(
+        None if geometry.center is None else {names[p]: c.double() for p, c in geometry.center.items()},
+        {names[p]: s.double() if isinstance(s, Tensor) else s for p, s in geometry.scale.items()},
+    )
+    actual = Bookkeeping(low, cross_entropy, (x, y)).norms(geometry)
+    expected = whitened_norms(one_by_one(high, (x.double(), y), cross_entropy), wide)
+    assert float(((actual - expected) / expected).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["linear", "gram", "conv", "pixel gram", "embedding"])
+@pytest.mark.parametrize("full", [True, False], ids=["per coordinate", "scalar"])
+def test_near_the_centre_the_norm_of_float32_is_that_of_what_is_summed(kind, full):
+    torch.manual_seed(0)
+    x = torch.randn(3, 20, 150)
+    if kind == "linear":
+        model, x = nn.Sequential(nn.Linear(400, 300), nn.Tanh(), nn.Linear(300, 10)), torch.randn(3, 400)
+    elif kind == "gram":
+        model = nn.Sequential(nn.Linear(150, 160), nn.Tanh(), Pool(), nn.Linear(160, 10))
+    elif kind == "conv":
+        model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh()), torch.randn(3, 3, 9, 9)
+    elif kind == "pixel gram":
+        model, x = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh()), torch.randn(3, 64, 4, 4)
+    else:
+        model, x = nn.Sequential(nn.Embedding(50, 30), nn.Tanh()), torch.randint(50, (3, 12))
+    batch = (x, torch.rand(3))
+    params = list(model.parameters())
+    alone = Bookkeeping(model, loss, batch).weighted_sum(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+    scale = {p: (0.5 + torch.rand_like(p)).detach() if full else 0.7 for p in params}
+    for distance in (1.0, 0.3, 0.11, 0.09, 0.01, 0.001):
+        center = {}
+        for p in params:
+            away = torch.randn_like(p).detach()
+            center[p] = alone[p] + distance * away * alone[p].norm() / away.norm()
+        norm = float(Bookkeeping(model, loss, batch).norms(Geometry(center, scale))[0])
+        square = sum(
+            float((((alone[p].double() - center[p].double()) / scale[p]) ** 2).sum()) for p in params
+        )
+        assert norm == pytest.approx(math.sqrt(square), rel=1e-5), distance
+
+
+# --- c. refusals --------------------------------------------------------------------------------------
+
+
+def refused(model: nn.Module, batch: Batch, *words: str, loss: Callable[..., Tensor] = loss) -> None:
+    """Refused by name, with a remedy, and with the parameters and buffers as they were."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UnsupportedError) as caught:
+        norms(model, batch, loss)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), f"{name} was changed"
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_in_training_is_refused(n, affine):
+    torch.manual_seed(0)
+    layers = [nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3, affine=affine), nn.Flatten()]
+    refused(nn.Sequential(*layers).double(), rows(n, 2, 5), "eval()")
+
+
+def test_batch_norm_in_training_is_refused_by_name():
+    torch.manual_seed(0)
+    layers = [nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3), nn.Flatten()]
+    refused(nn.Sequential(*layers).double(), rows(5, 2, 5), "1.weight", "GroupNorm")
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("option", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=str)
+def test_embeddings_that_depend_on_the_batch_are_refused(kind, option, n):
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(20, 8, **option), nn.Tanh(), nn.Linear(8, 3)).double()
+    refused(model, (tokens(n), torch.ones(n).double()), "0.weight", *option, "without")
+
+
+def test_a_frozen_embedding_with_max_norm_is_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Tanh(), nn.Linear(8, 3)).double()
+    model[0].weight.requires_grad_(False)
+    refused(model, (tokens(), torch.ones(B).double()), "max_norm")
+
+
+def test_dropout_between_fused_layers_is_refused_and_allowed_in_evaluation():
+    model, batch = made(recurrent(nn.LSTM, num_layers=2, dropout=0.2))
+    refused(model, batch, "r.weight_ih_l0", "nn.Dropout")
+    model.eval()
+    assert_exact(model, batch)
+
+
+READS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "item": lambda m, x: m.l(x) * (1 + abs(x.sum().item())),
+    "if": lambda m, x: m.l(x) if x.sum() > 0 else 2 * m.l(x),
+    "if on hidden values": lambda m, x: m.l(x) if m.l(x).sum() > 0 else 2 * m.l(x),
+    "float": lambda m, x: m.l(x) * float(x.max()),
+    "tolist": lambda m, x: m.l(x) * x.tolist()[0][0],
+    "equal": lambda m, x: m.l(x) * (1 if torch.equal(x, x.abs()) else 2),
+    "allclose": lambda m, x: m.l(x) * (1 if torch.allclose(x, x.abs()) else 2),
+    "is_nonzero": lambda m, x: m.l(x) * (1 if (x.sum() > 0).is_nonzero() else 2),
+}
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("name", READS)
+def test_reading_values_of_the_batch_is_refused(name, n):
+    torch.manual_seed(0)
+    model = Through(READS[name], l=nn.Linear(7, 3)).double()
+    refused(model, rows(n), "engine='loop'" if n == 1 else "")
+
+
+def test_reading_a_value_that_mixes_only_later_is_refused():
+    # The first three examples alone, and all of their batches, take the same branch.
+    torch.manual_seed(0)
+    model = Through(READS["if"], l=nn.Linear(7, 3)).double()
+    x, factor = rows(5)
+    x[:3] = x[:3].abs()
+    refused(model, (x, factor), "engine='loop'")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda v: v.mean(), lambda v: v.unsqueeze(1), lambda v: v.detach()],
+    ids=["mean", "(n, 1)", "detached"],
+)
+def test_losses_of_another_shape_are_refused(wrong, n):
+    refused(mlp(), rows(n), "loss", loss=lambda model, batch: wrong(loss(model, batch)))
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_a_bare_parameter_beside_examples_on_the_second_axis_is_refused(length):
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x.transpose(0, 1) + m.shift).tanh().transpose(0, 1)
+
+    torch.manual_seed(0)
+    for shape in ((7,), (length, 1, 7)):
+        model = Through(forward, l=nn.Linear(7, 3), shift=param(*shape)).double()
+        refused(model, rows(5, length, 7), "shift", "first")
+
+
+def test_what_the_recorder_does_not_see_is_refused():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            return x * w * 2
+
+        @staticmethod
+        def backward(ctx: Any, e: Tensor) -> Any:
+            x, w = ctx.saved_tensors
+            return 2 * e * w, (2 * e * x).sum(0)
+
+    torch.manual_seed(0)
+    model = Through(lambda m, x: Twice.apply(m.l(x), m.w), l=nn.Linear(7, 3), w=param(3)).double()
+    refused(model, rows(5), "'w'", "engine='loop'")
+
+
+# --- d. randomness and precision ----------------------------------------------------------------------
+
+
+def test_dropout_draws_one_mask_per_example_for_norm_and_sum():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(7, 16), nn.Dropout(0.5), nn.TransformerEncoderLayer(16, 2, 8, dropout=0.3, batch_first=True)
+    ).double()
+    batch = rows(5, 4, 7)
+    built = Bookkeeping(model, loss, batch)
+    taken = built.norms(ball(model))
+    assert taken.unique().numel() == 5
+    for i in range(5):
+        sums = built.weighted_sum(torch.eye(5, dtype=torch.float64)[i])
+        close(torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt(), taken[i])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_in_a_checkpoint_has_the_masks_of_the_forward(reentrant):
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.Linear(9, 32), nn.Dropout(0.5), nn.Linear(32, 9))
+    model, batch = made(lambda: checkpointed(reentrant, lambda: middle))
+    for i in range(3):
+        single = tuple(x[i : i + 1] for x in batch)
+        norms(model, single)
+        torch.manual_seed(5)
+        built = Bookkeeping(model, loss, single)
+        taken = built.norms(ball(model))
+        sums = built.weighted_sum(torch.ones(1, dtype=torch.float64))
+        close(torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt(), taken[0])
+        torch.manual_seed(5)
+        plain = copy.deepcopy(model)
+        loss(plain, single).sum().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            close(sums[p], q.grad)
+
+
+@pytest.mark.parametrize("bias", [0.2, 0.5])
+def test_dropout_of_a_weight_is_the_same_for_norm_and_sum(bias):
+    torch.manual_seed(0)
+    model = Through(lambda m, x: F.linear(x, F.dropout(m.w, bias, m.training)).tanh(), w=param(6, 7)).double()
+    built = Bookkeeping(model, loss, rows(4))
+    taken = built.norms(ball(model))
+    for i in range(4):
+        sums = built.weighted_sum(torch.eye(4, dtype=torch.float64)[i])
+        close(sums[model.w].norm(), taken[i])
+
+
+def autocast_loss(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(batch[0])
+    return batch[1] * out.float().flatten(1).square().sum(1)
+
+
+AUTOCAST: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "layers": lambda: (
+        nn.Sequential(
+            *(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 9)),
+            *(nn.LayerNorm(9), nn.Tanh(), nn.Linear(9, 3)),
+        ),
+        torch.randn(B, 3, 6, 6),
+    ),
+    "attention": attention(4, True),
+    "weight_norm": CASES["weight_norm"],
+    "weight_norm conv": CASES["weight_norm conv"],
+    "adapters merged alone": lambda: (
+        Through(lambda m, x: F.linear(x, m.b @ m.a).tanh(), a=param(2, 7), b=param(9, 2)),
+        torch.randn(B, 4, 7),
+    ),
+    "bare": CASES["bare mul and add"],
+    "einsum": CASES["einsum"],
+    "embedding": CASES["tied embedding and head"],
+    "prelu": CASES["prelu"],
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
+    model, (x, factor) = made(AUTOCAST[name])
+    model, batch = model.float(), (x.float() if x.is_floating_point() else x, factor.float())
+    gradients = one_by_one(model, batch, autocast_loss)
+    built = Bookkeeping(model, autocast_loss, batch)
+    expected = whitened_norms(gradients, ball(model))
+    actual = built.norms(ball(model))
+    assert actual.dtype == torch.float64
+    assert float(((actual - expected) / expected).abs().max()) < 0.05
+    weights = some_weights(B)
+    sums = built.weighted_sum(weights)
+    total = summed(gradients, weights)
+    size = max(float(t.norm()) for t in total.values())
+    for p, value in total.items():
+        assert sums[p].dtype == torch.float32
+        assert float((sums[p] - value).norm()) < 0.05 * size
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "weight_norm", "weight_norm conv", "adapters merged into a frozen weight"]
+)
+def test_sums_of_bfloat16_models_are_kept_in_float32(name):
+    model, (x, _) = made(CASES[name])
+    model.bfloat16()
+    # 400 copies of one example: bfloat16 sums would stop growing.
+    x = x[:1].bfloat16().expand(400, *x.shape[1:]).clone()
+    batch = (x, torch.ones(400, dtype=torch.bfloat16))
+    built = Bookkeeping(model, loss, batch)
+    built.norms(ball(model))
+    many = built.weighted_sum(torch.ones(400, dtype=torch.float64))
+    one = built.weighted_sum(torch.eye(400, dtype=torch.float64)[0])
+    size = max(float(value.norm()) for value in one.values())
+    for p, value in many.items():
+        assert value.dtype == torch.float32
+        assert float((value / 400 - one[p]).norm()) < 0.01 * size
+
+
+# --- e. batches, calls and modes ----------------------------------------------------------------------
+
+VARIED = [
+    "mlp",
+    "linear T chunks",
+    "conv2d stride",
+    "tied embedding and head",
+    "layer_norm T",
+    "ViT",
+    "attention seq-first",
+    "attention batch-first, T = 3",
+    "LSTM, time-first, T = B",
+    "weight standardisation, conv",
+    "transposed conv2d",
+    "bare with T = B",
+    "addmm, flattened",
+]
+
+
+@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("sizes", [(5, 0, 1, 2, 3, 4), (1, 5, 2), (2, 4, 1, 5), (4, 5, 3)], ids=str)
+def test_batches_of_any_size_follow_each_other(name, sizes):
+    model, batch = made(CASES[name])
+    geometry = geometries(model)[1]
+    for n in sizes:
+        part = tuple(x[:n] for x in batch)
+        built = Bookkeeping(model, loss, part)
+        taken = built.norms(geometry)
+        sums = built.weighted_sum(some_weights(n))
+        if n == 0:
+            assert taken.shape == (0,)
+            assert not any(total.any() for total in sums.values())
+            continue
+        gradients = one_by_one(model, part)
+        close(taken, whitened_norms(gradients, geometry))
+        for p, total in summed(gradients, some_weights(n)).items():
+            close(sums[p], total)
+
+
+@pytest.mark.parametrize("lengths", [(4, 1, 2), (1, 4, 5), (5, 3, 5)], ids=str)
+@pytest.mark.parametrize("flat", [False, True])
+def test_sequences_of_any_length_follow_each_other(lengths, flat):
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x.reshape(-1, 7) if flat else x).tanh()
+        return m.o(h.view(len(x), -1, 9)).mean(1)
+
+    torch.manual_seed(0)
+    model = Through(forward, l=nn.Linear(7, 9), o=nn.Linear(9, 3)).double()
+    for length in lengths:
+        assert_exact(model, rows(5, length, 7))
+
+
+def test_losses_alternate_on_one_model():
+    torch.manual_seed(0)
+    model = Through(lambda m, x: m.o(m.l(x).tanh()), l=nn.Linear(7, 9), o=nn.Linear(9, 4)).double()
+    batch = rows(5, 4, 7)
+
+    def hidden(model: nn.Module, batch: Batch) -> Tensor:
+        return batch[1] * model.l(batch[0]).sin().flatten(1).sum(1)
+
+    for _ in range(2):
+        assert_exact(model, batch)
+        assert_exact(model, batch, hidden)
+        assert_exact(model, tuple(x[:2] for x in batch), hidden)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_mode_changes_between_calls(first):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(7, 9),
+        nn.Dropout(0.5),
+        nn.LSTM(9, 8, num_layers=1, batch_first=True),
+    ).double()
+    model = Through(lambda m, x: m.s[2](m.s[1](m.s[0](x)))[0], s=model)
+    for mode in (first, not first, first):
+        model.train(mode)
+        built = Bookkeeping(model, loss, rows(4, 3, 7))
+        taken = built.norms(ball(model))
+        alone = built.weighted_sum(torch.eye(4, dtype=torch.float64)[0])
+        close(torch.stack([s.square().sum() for s in alone.values()]).sum().sqrt(), taken[0])
+        if not mode:
+            assert_exact(model, rows(4, 3, 7))
+
+
+def test_two_models_do_not_meet():
+    one, two = mlp(), nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)).double()
+    for _ in range(2):
+        assert_exact(one, rows(5))
+        assert_exact(two, rows(4, 3, 7))
+
+
+def test_freezing_changes_between_calls():
+    model, batch = mlp(), rows(5)
+    for name in ("0.weight", "none", "0.bias", "2.weight"):
+        assert_exact(frozen(model, name), batch)
+
+
+ORDERS = [*VARIED[:5], "used twice, T chunks and no T", "weight_norm", "conv2d pixel gram", "LSTM"]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_one_engine_answers_in_any_order(name):
+    model, batch = made(CASES[name])
+    gradients = one_by_one(model, batch)
+    weights = some_weights(B)
+    total = summed(gradients, weights)
+    for sums_first in (False, True):
+        built = Bookkeeping(model, loss, batch)
+        for round in range(2):
+            if sums_first or round:
+                sums = built.weighted_sum(weights)
+                for p, value in total.items():
+                    close(sums[p], value)
+            for geometry in (*geometries(model), *geometries(model, seed=9)):
+                close(built.norms(geometry), whitened_norms(gradients, geometry))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "linear T chunks", "conv2d stride", "weight_norm", "used twice with T"]
+)
+def test_two_engines_of_one_model_live_at_the_same_time(name):
+    model, batch = made(CASES[name])
+    parts = [tuple(x[:3] for x in batch), tuple(x[2:] for x in batch)]
+    engines = [Bookkeeping(model, loss, part) for part in parts]
+    geometry, other = geometries(model)[1:]
+    taken = [built.norms(geometry) for built in engines]
+    for built, part, own in zip(engines, parts, taken, strict=True):
+        gradients = one_by_one(model, part)
+        close(own, whitened_norms(gradients, geometry))
+        sums = built.weighted_sum(some_weights(3))
+        for p, total in summed(gradients, some_weights(3)).items():
+            close(sums[p], total)
+        close(built.norms(other), whitened_norms(gradients, other))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["input", "loss"])
+@pytest.mark.parametrize("i", [1, 4], ids=["probed", "not probed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv2d stride",
+        "conv2d pixel gram",
+        "embedding",
+        "layer_norm T",
+        "linear T chunks",
+        "linear T gram",
+        "group_norm 2d",
+        "weight_norm",
+        "attention batch-first",
+        "LSTM",
+        "einsum",
+        "ViT",
+    ],
+)
+def test_an_example_that_is_not_finite_does_not_spoil_the_others(name, where, i, bad):
+    model, (x, factor) = made(CASES[name])
+    gradients = one_by_one(model, (x, factor))
+    if where == "input" and x.is_floating_point():
+        x[i].flatten()[0] = bad
+    else:
+        factor[i] = bad
+    kept = [j for j in range(B) if j != i]
+    weights = some_weights(B)
+    weights[i] = 0
+    for geometry in geometries(model):
+        built = Bookkeeping(model, loss, (x, factor))
+        taken = built.norms(geometry)
+        assert not taken[i].isfinite()
+        close(taken[kept], whitened_norms([gradients[j] for j in kept], geometry))
+        sums = built.weighted_sum(weights)
+        for p, total in summed(gradients, weights).items():
+            close(sums[p], total)
+
+
+# --- f. the model is left as it was -------------------------------------------------------------------
+
+
+def traces(model: nn.Module) -> Any:
+    hooks = [
+        (name, kind, len(value))
+        for name, module in model.named_modules()
+        for kind, value in vars(module).items()
+        if "hooks" in kind and isinstance(value, dict)
+    ]
+    own = [(p._backward_hooks, p._post_accumulate_grad_hooks, p._version, id(p)) for p in model.parameters()]
+    modes = [(module.training, type(module), sorted(vars(module))) for module in model.modules()]
+    return hooks, own, modes, list(model.state_dict()), [p.requires_grad for p in model.parameters()]
+
+
+UNTOUCHED = [
+    "ViT",
+    "weight_norm",
+    "orthogonal",
+    "LSTM, 2 layers, bidirectional",
+    "checkpoint",
+    "tied embedding and head",
+    "encoder layer, training=True, norm_first=False",
+    "batch_norm with fixed statistics",
+    "biases only",
+]
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+@pytest.mark.parametrize("gradients", [False, True], ids=["no gradients", "gradients"])
+def test_the_model_is_left_as_it_was(name, gradients):
+    model, batch = made(CASES[name])
+    fresh = copy.deepcopy(model)
+    marks = [torch.full_like(p, 7.0) if gradients and p.requires_grad else None for p in model.parameters()]
+    for p, mark in zip(model.parameters(), marks, strict=True):
+        p.grad = mark
+    before = traces(model)
+    built = Bookkeeping(model, loss, batch)
+    for geometry in geometries(model):
+        built.norms(geometry)
+    built.weighted_sum(some_weights(B))
+    assert traces(model) == before
+    for p, q, mark in zip(model.parameters(), fresh.parameters(), marks, strict=True):
+        assert torch.equal(p, q)
+        assert p.grad is mark
+        assert mark is None or bool((mark == 7).all())
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), fresh.buffers(), strict=True))
+
+    model.zero_grad()
+    for each in (model, fresh):
+        loss(each, batch).sum().backward()
+    for p, q in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        assert p.grad is None or torch.equal(p.grad, q.grad)
+
+
+def test_a_refusal_leaves_gradients_and_the_generator_as_they_were():
+    model, (x, factor) = mlp(), rows(5)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedError):
+        norms(model, (x, factor), lambda model, batch: loss(model, batch) - loss(model, batch).mean())
+    assert all(bool((p.grad == 7).all()) for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_batch_that_wants_gradients_gets_none():
+    model, (x, factor) = mlp(), rows(5)
+    x.requires_grad_()
+    norms(model, (x, factor))
+    assert x.grad is None
+
+
+def test_the_probe_draws_no_random_numbers_of_the_run():
+    def taken(warm: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(7, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double()
+        if warm:
+            norms(model, rows(4))
+        batch = rows(5)
+        torch.manual_seed(3)
+        return norms(model, batch)
+
+    assert torch.equal(taken(False), taken(True))
+
+
+def test_no_warnings_of_our_own():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("mlp", "conv2d stride", "LSTM", "attention batch-first", "weight_norm", "checkpoint"):
+            assert_exact(*made(CASES[name]))
