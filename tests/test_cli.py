@@ -16,6 +16,9 @@ from adamas.experiment import accuracy
 from adamas.ledger import Ledger
 from adamas.models import mlp
 
+SIZES = ["--batch-size", "256", "--dataset-size", "60000"]
+ONE = ["--noise-multiplier", "1"]
+TRUNCATED = ["--sampling", "truncated-poisson", "--max-batch-size", "128"]
 QUICK = ["--model", "linear", "--steps", "4", "--batch-size", "64", "--noise-multiplier", "1.5"]
 
 
@@ -106,6 +109,18 @@ def test_no_noise_is_reported_as_no_privacy(capsys, tmp_path):
     assert "inf" in printed
 
 
+def test_a_large_seed_is_a_seed(capsys, tmp_path):
+    code, _, _ = call(capsys, "train", *QUICK, "--seed", str(2**200), "--out", str(tmp_path / "run"))
+    assert code == 0
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    code, printed, error = call(capsys)
+    assert code == 0
+    assert "train" in printed
+    assert "error" not in error
+
+
 def test_an_earlier_result_is_not_overwritten(capsys, tmp_path):
     out = tmp_path / "run"
     assert call(capsys, "train", *QUICK, "--out", str(out))[0] == 0
@@ -114,9 +129,6 @@ def test_an_earlier_result_is_not_overwritten(capsys, tmp_path):
     assert code == 2
     assert "--out" in message
     assert (out / "result.json").read_text() == before
-
-
-SIZES = ["--batch-size", "256", "--dataset-size", "60000"]
 
 
 def test_the_calculators_agree_with_the_published_values(capsys):
@@ -164,6 +176,13 @@ def test_the_calculators_agree_with_the_published_values(capsys):
         (["epsilon", "--noise-multiplier", "1", "--sampling-rate", "2", "--steps", "1"], "sampling_rate=2"),
         (["epsilon", "--noise-multiplier", "1", "--steps", "1"], "--sampling-rate"),
         (["noise", "--epsilon", "1", "--sampling-rate", "0.1"], "--steps"),
+        (["train", *QUICK, "--lr", "0.1", "--set", "lr=0.5"], "--lr"),
+        (["train", *QUICK, "--accountant", "rdp", *TRUNCATED], "accountant='rdp'"),
+        (["epsilon", *ONE, "--batch-size", "0", "--dataset-size", "9", "--epochs", "5"], "batch_size=0"),
+        (["epsilon", *ONE, "--sampling-rate", "0.1", *SIZES, "--steps", "1"], "--sampling-rate"),
+        (["epsilon", "--noise-multiplier", "0.001", *SIZES, "--steps", "10"], "noise_multiplier=0.001"),
+        (["noise", "--epsilon", "10000", *SIZES, "--steps", "10"], "epsilon=10000"),
+        (["noise", "--epsilon", "1", *SIZES, "--steps", "99999999999999999999"], "steps=9999"),
         (["epsilon"], "--noise-multiplier"),
         (["magic"], "magic"),
     ],

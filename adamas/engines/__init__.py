@@ -4,8 +4,9 @@ An engine is made of `(model, loss, batch)` and answers `norms(geometry)`, the w
 of each example, and `weighted_sum(weights)`, the weighted sum of the examples' gradients. Nothing else
 of the per-example gradients is ever needed, so an engine need not hold them.
 
-    loop        one example at a time: slow, simple, the oracle of the tests
+    bookkeeping records by function, norms by formula: fast, for most models
     vmap        `torch.func.vmap`, for every model that it accepts
+    loop        one example at a time: slow, simple, the oracle of the tests
     stacked     gradients that are already in hand, such as clients' updates
 """
 
