@@ -18,6 +18,7 @@ Adding a library: subclass ``Method``, decorate it with ``@method``, fill in
 Adding a workload: a function with ``@workload(name, batch)`` returning
 ``(model, inputs, targets)``.
 """
+
 import argparse
 import json
 import os
@@ -65,10 +66,19 @@ def _w2(batch):
     from torch import nn
 
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(4096, 128), nn.ReLU(), nn.Linear(128, 10))
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4096, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
     return model, torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
 
@@ -155,7 +165,10 @@ def text_classifier(layers=6, d=384, ff=1536, heads=12, seq=128, vocab=30522, cl
 
         def forward(self, x):
             b, t, _ = x.shape
-            q, k, v = (z.view(b, t, heads, d // heads).transpose(1, 2) for z in self.qkv(self.ln1(x)).chunk(3, dim=-1))
+            q, k, v = (
+                z.view(b, t, heads, d // heads).transpose(1, 2)
+                for z in self.qkv(self.ln1(x)).chunk(3, dim=-1)
+            )
             a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
             x = x + self.out(a)
             return x + self.down(F.gelu(self.up(self.ln2(x))))
@@ -454,13 +467,18 @@ class Opacus(Method):
 
         inner = self.adam()
         self.model = self.module()
-        self.opt = DPOptimizer(inner, noise_multiplier=self.sigma, max_grad_norm=self.clip,
-                               expected_batch_size=self.batch)
+        self.opt = DPOptimizer(
+            inner, noise_multiplier=self.sigma, max_grad_norm=self.clip, expected_batch_size=self.batch
+        )
 
     def regions(self):
         o = self.opt
-        return [(o, "clip_and_accumulate", "clip"), (o, "add_noise", "noise"), (o, "scale_grad", "scale"),
-                (o.original_optimizer, "step", "adam")]
+        return [
+            (o, "clip_and_accumulate", "clip"),
+            (o, "add_noise", "noise"),
+            (o, "scale_grad", "scale"),
+            (o.original_optimizer, "step", "adam"),
+        ]
 
 
 @method
@@ -494,15 +512,23 @@ class OpacusGhost(Opacus):
         from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
         inner = self.adam()
-        self.model = GradSampleModuleFastGradientClipping(self.model, max_grad_norm=self.clip, use_ghost_clipping=True)
-        self.opt = DPOptimizerFastGradientClipping(inner, noise_multiplier=self.sigma, max_grad_norm=self.clip,
-                                                   expected_batch_size=self.batch)
+        self.model = GradSampleModuleFastGradientClipping(
+            self.model, max_grad_norm=self.clip, use_ghost_clipping=True
+        )
+        self.opt = DPOptimizerFastGradientClipping(
+            inner, noise_multiplier=self.sigma, max_grad_norm=self.clip, expected_batch_size=self.batch
+        )
         self.loss = DPLossFastGradientClipping(self.model, self.opt, self.loss)
 
     def regions(self):
         o = self.opt
-        return [(self.model, "get_clipping_coef", "coef"), (o, "accumulate", "accumulate"), (o, "add_noise", "noise"),
-                (o, "scale_grad", "scale"), (o.original_optimizer, "step", "adam")]
+        return [
+            (self.model, "get_clipping_coef", "coef"),
+            (o, "accumulate", "accumulate"),
+            (o, "add_noise", "noise"),
+            (o, "scale_grad", "scale"),
+            (o.original_optimizer, "step", "adam"),
+        ]
 
 
 def stub_packages(*roots):
@@ -573,19 +599,34 @@ class FastDP(Method):
             first = self.trainable[0][0].rsplit(".", 1)[0]
             names = [n for n, _ in self.trainable if n.rsplit(".", 1)[0] == first]
             origin = [names[-1]]
-        PrivacyEngine(self.model, batch_size=self.batch, sample_size=100 * self.batch, epochs=1,
-                      noise_multiplier=self.sigma, max_grad_norm=self.clip, clipping_mode=self.mode,
-                      clipping_fn="Abadi", clipping_style="all-layer", loss_reduction="mean",
-                      origin_params=origin).attach(self.opt)
-        supported = sum(p.numel() for _, l in self.opt.privacy_engine.named_layers for p in l.parameters(recurse=False))
+        PrivacyEngine(
+            self.model,
+            batch_size=self.batch,
+            sample_size=100 * self.batch,
+            epochs=1,
+            noise_multiplier=self.sigma,
+            max_grad_norm=self.clip,
+            clipping_mode=self.mode,
+            clipping_fn="Abadi",
+            clipping_style="all-layer",
+            loss_reduction="mean",
+            origin_params=origin,
+        ).attach(self.opt)
+        supported = sum(
+            p.numel() for _, l in self.opt.privacy_engine.named_layers for p in l.parameters(recurse=False)
+        )
         total = sum(p.numel() for _, p in self.trainable)
         if supported < total:
-            raise Unsupported(f"fastDP handles {supported} of {total} trainable parameters; "
-                              "it silently leaves the rest untrained")
+            raise Unsupported(
+                f"fastDP handles {supported} of {total} trainable parameters; "
+                "it silently leaves the rest untrained"
+            )
 
     def regions(self):
-        return [(self.opt, "original_step", "adam"),
-                (self.opt.privacy_engine, "_create_noisy_clipped_gradient", "finish")]
+        return [
+            (self.opt, "original_step", "adam"),
+            (self.opt.privacy_engine, "_create_noisy_clipped_gradient", "finish"),
+        ]
 
 
 @method
@@ -627,14 +668,25 @@ class PrivateTransformers(Method):
         from private_transformers import PrivacyEngine
         from private_transformers.supported_layers_grad_samplers import _supported_layers_grad_samplers as sup
 
-        bad = {type(m).__name__ for m in self.model.modules()
-               if any(p.requires_grad for p in m.parameters(recurse=False)) and type(m) not in sup}
+        bad = {
+            type(m).__name__
+            for m in self.model.modules()
+            if any(p.requires_grad for p in m.parameters(recurse=False)) and type(m) not in sup
+        }
         if bad:
             raise Unsupported(f"private-transformers has no sampler for {sorted(bad)}")
         self.opt = self.adam()
-        PrivacyEngine(self.model, batch_size=self.batch, sample_size=100 * self.batch, epochs=1,
-                      noise_multiplier=self.sigma, max_grad_norm=self.clip, clipping_mode="ghost",
-                      record_snr=False, skip_checks=True).attach(self.opt)
+        PrivacyEngine(
+            self.model,
+            batch_size=self.batch,
+            sample_size=100 * self.batch,
+            epochs=1,
+            noise_multiplier=self.sigma,
+            max_grad_norm=self.clip,
+            clipping_mode="ghost",
+            record_snr=False,
+            skip_checks=True,
+        ).attach(self.opt)
 
     def forward(self, x, y):
         from torch.nn import functional as F
@@ -650,8 +702,11 @@ class PrivateTransformers(Method):
 
     def regions(self):
         pe = self.opt.privacy_engine
-        return [(self.opt, "original_step", "adam"), (pe, "_double_backward", "two backwards"),
-                (pe, "_create_noisy_clipped_gradient", "noise+scale")]
+        return [
+            (self.opt, "original_step", "adam"),
+            (pe, "_double_backward", "two backwards"),
+            (pe, "_create_noisy_clipped_gradient", "noise+scale"),
+        ]
 
 
 # --------------------------------------------------------------------------
@@ -716,7 +771,10 @@ def worker(args):
             import traceback
 
             traceback.print_exc()
-        say(ok=False, error=f"{type(e).__name__}: {str(e).strip().splitlines()[0][:300] if str(e).strip() else ''}")
+        say(
+            ok=False,
+            error=f"{type(e).__name__}: {str(e).strip().splitlines()[0][:300] if str(e).strip() else ''}",
+        )
         return
     for line in sys.stdin:
         n = int(line)
@@ -732,9 +790,23 @@ def worker(args):
 
 class Client:
     def __init__(self, args, wname, mname):
-        cmd = [sys.executable, os.path.abspath(__file__), "--worker", "--workload", wname, "--method", mname,
-               "--threads", str(args.threads), "--clip", str(args.clip), "--sigma", str(args.sigma),
-               "--warmup", str(args.warmup)] + (["--verbose"] if args.verbose else [])
+        cmd = [
+            sys.executable,
+            os.path.abspath(__file__),
+            "--worker",
+            "--workload",
+            wname,
+            "--method",
+            mname,
+            "--threads",
+            str(args.threads),
+            "--clip",
+            str(args.clip),
+            "--sigma",
+            str(args.sigma),
+            "--warmup",
+            str(args.warmup),
+        ] + (["--verbose"] if args.verbose else [])
         cmd += ["--batch", str(args.batch)] if args.batch else []
         err = None if args.verbose else subprocess.DEVNULL
         self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True)
@@ -765,8 +837,12 @@ def bench(args):
             rows[m] = dict(c.info, note=METHODS[m].note)
             if c.info["ok"]:
                 clients[m] = c
-            print(f"  {w} {m}: " + (f"ready, {c.info['warm'] * 1e3:.0f} ms warm-up step" if c.info["ok"]
-                                    else c.info["error"]), file=sys.stderr, flush=True)
+            print(
+                f"  {w} {m}: "
+                + (f"ready, {c.info['warm'] * 1e3:.0f} ms warm-up step" if c.info["ok"] else c.info["error"]),
+                file=sys.stderr,
+                flush=True,
+            )
         rounds = {m: [] for m in clients}
         for _ in range(args.reps):
             for m, c in clients.items():
@@ -776,15 +852,23 @@ def bench(args):
             c.close()
             wall = [t for r in rounds[m] for t in r["wall"]]
             cpu = [t for r in rounds[m] for t in r["cpu"]]
-            rows[m].update(steps=len(wall), median=statistics.median(wall), min=min(wall), cpu_median=statistics.median(cpu),
-                           peak_growth=rounds[m][-1]["peak_growth"], ru_growth=rounds[m][-1]["ru_growth"],
-                           cpu_min=min(cpu), round_medians=[statistics.median(r["wall"]) for r in rounds[m]])
+            rows[m].update(
+                steps=len(wall),
+                median=statistics.median(wall),
+                min=min(wall),
+                cpu_median=statistics.median(cpu),
+                peak_growth=rounds[m][-1]["peak_growth"],
+                ru_growth=rounds[m][-1]["ru_growth"],
+                cpu_min=min(cpu),
+                round_medians=[statistics.median(r["wall"]) for r in rounds[m]],
+            )
         if "plain" in clients:
             base = rows["plain"]
             for m in clients:
                 r = rows[m]
                 r["ratio"] = statistics.median(
-                    a / b for a, b in zip(r["round_medians"], base["round_medians"]))
+                    a / b for a, b in zip(r["round_medians"], base["round_medians"])
+                )
                 r["ratio_min"] = r["min"] / base["min"]
                 r["ratio_cpu"] = r["cpu_min"] / base["cpu_min"]
                 r["mem_ratio"] = r["peak_growth"] / base["peak_growth"]
@@ -795,17 +879,23 @@ def bench(args):
 
 def print_table(w, rows):
     first = next(iter(r for r in rows.values() if r["ok"]), None)
-    print(f"\n### {w}: {WORKLOADS[w]['note']}; B={WORKLOADS[w]['batch']}"
-          + (f"; {first['params']:,} parameters, {first['trainable']:,} trainable" if first else ""))
-    print("| method | median ms | min ms | ratio (paired median) | ratio of mins | ratio of min CPU time | peak RSS growth MB | mem ratio |")
+    print(
+        f"\n### {w}: {WORKLOADS[w]['note']}; B={WORKLOADS[w]['batch']}"
+        + (f"; {first['params']:,} parameters, {first['trainable']:,} trainable" if first else "")
+    )
+    print(
+        "| method | median ms | min ms | ratio (paired median) | ratio of mins | ratio of min CPU time | peak RSS growth MB | mem ratio |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for m, r in rows.items():
         if not r["ok"]:
             print(f"| {m} | – | – | – | – | – | – | {r['error']} |")
             continue
         f = lambda k: f"{r[k]:.2f}" if k in r else "–"
-        print(f"| {m} | {r['median'] * 1e3:.1f} | {r['min'] * 1e3:.1f} | {f('ratio')} | {f('ratio_min')} | {f('ratio_cpu')} "
-              f"| {r['peak_growth'] / 2**20:.0f} | {f('mem_ratio')} |")
+        print(
+            f"| {m} | {r['median'] * 1e3:.1f} | {r['min'] * 1e3:.1f} | {f('ratio')} | {f('ratio_min')} | {f('ratio_cpu')} "
+            f"| {r['peak_growth'] / 2**20:.0f} | {f('mem_ratio')} |"
+        )
     sys.stdout.flush()
 
 
@@ -858,15 +948,30 @@ def check(args):
                 mine = torch.cat([got[n].flatten() for n in ref])
                 rel = float((mine - flat).norm() / flat.norm())
                 rel32 = float((mine.double() - flat32.double()).norm() / flat.norm())
-                worst = max((float((got[n] - g).norm() / g.norm().clamp(min=1e-12)), n) for n, g in ref.items()
-                            if g.norm() > 1e-6 * flat.norm())
+                worst = max(
+                    (float((got[n] - g).norm() / g.norm().clamp(min=1e-12)), n)
+                    for n, g in ref.items()
+                    if g.norm() > 1e-6 * flat.norm()
+                )
                 ok = min(rel, rel32) < 1e-4
-                report[w][m] = {"rel": rel, "rel_vmap32": rel32, "worst_param": worst[1], "worst_rel": worst[0], "ok": ok}
-                print(f"  {m:18s} vs vmap float64 {rel:.2e}, vs vmap float32 {rel32:.2e}, worst parameter {worst[1]} "
-                      f"{worst[0]:.2e}  {'ok' if ok else 'DIFFERS'}", flush=True)
+                report[w][m] = {
+                    "rel": rel,
+                    "rel_vmap32": rel32,
+                    "worst_param": worst[1],
+                    "worst_rel": worst[0],
+                    "ok": ok,
+                }
+                print(
+                    f"  {m:18s} vs vmap float64 {rel:.2e}, vs vmap float32 {rel32:.2e}, worst parameter {worst[1]} "
+                    f"{worst[0]:.2e}  {'ok' if ok else 'DIFFERS'}",
+                    flush=True,
+                )
             except Exception as e:
                 report[w][m] = {"error": f"{type(e).__name__}: {str(e)[:300]}"}
-                print(f"  {m:18s} {type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e) else ''}", flush=True)
+                print(
+                    f"  {m:18s} {type(e).__name__}: {str(e).strip().splitlines()[0][:200] if str(e) else ''}",
+                    flush=True,
+                )
             ses = model = None
     return report
 
@@ -888,8 +993,10 @@ def micro(args):
 
     def put(name, r, per=1.0):
         report[name] = {k: v / per for k, v in r.items()}
-        print(f"{name:58s} median {report[name]['median'] * 1e3:9.3f} ms   min {report[name]['min'] * 1e3:9.3f} ms",
-              flush=True)
+        print(
+            f"{name:58s} median {report[name]['median'] * 1e3:9.3f} ms   min {report[name]['min'] * 1e3:9.3f} ms",
+            flush=True,
+        )
 
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -897,7 +1004,11 @@ def micro(args):
             ps = [torch.nn.Parameter(torch.randn(shape)) for _ in range(count)]
             for p in ps:
                 p.grad = torch.randn_like(p)
-            for label, kw in (("default", {}), ("foreach=True", {"foreach": True}), ("fused=True", {"fused": True})):
+            for label, kw in (
+                ("default", {}),
+                ("foreach=True", {"foreach": True}),
+                ("fused=True", {"fused": True}),
+            ):
                 opt = torch.optim.Adam(ps, lr=1e-3, **kw)
                 put(f"Adam {label}, 10M params in {count} tensor(s), {threads} thr", best(opt.step))
         n = 8_000_000
@@ -905,7 +1016,11 @@ def micro(args):
         g = torch.randn(n)
         put(f"torch.randn per 1M, {threads} thr", best(lambda: torch.randn(n)), n / 1e6)
         put(f"buf.normal_() per 1M, {threads} thr", best(lambda: buf.normal_()), n / 1e6)
-        put(f"torch.normal(0, s, size) per 1M, {threads} thr", best(lambda: torch.normal(0, 1.5, size=(n,))), n / 1e6)
+        put(
+            f"torch.normal(0, s, size) per 1M, {threads} thr",
+            best(lambda: torch.normal(0, 1.5, size=(n,))),
+            n / 1e6,
+        )
         put(f"buf.uniform_() per 1M, {threads} thr", best(lambda: buf.uniform_()), n / 1e6)
         put(f"g.add_(randn) per 1M, {threads} thr", best(lambda: g.add_(torch.randn(n), alpha=1e-3)), n / 1e6)
         put(f"g.add_(other) per 1M, {threads} thr", best(lambda: g.add_(buf, alpha=1e-3)), n / 1e6)
@@ -943,6 +1058,7 @@ def profile(args):
                         return fn(*a, **k)
                     finally:
                         acc[label] = acc.get(label, 0.0) + time.perf_counter() - t
+
                 return call
 
             for obj, attr, label in ses.regions():
@@ -957,27 +1073,42 @@ def profile(args):
                 t2 = time.perf_counter()
                 ses.update()
                 t3 = time.perf_counter()
-                rows.append({"forward": t1 - t0, "backward": t2 - t1, "update": t3 - t2, "step": t3 - t0, **acc})
+                rows.append(
+                    {"forward": t1 - t0, "backward": t2 - t1, "update": t3 - t2, "step": t3 - t0, **acc}
+                )
             use1 = resource.getrusage(resource.RUSAGE_SELF)
             user, kernel = use1.ru_utime - use0.ru_utime, use1.ru_stime - use0.ru_stime
             faults = (use1.ru_minflt - use0.ru_minflt) // args.reps
             med = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
             print(f"\n## {w} {m}: step {med['step'] * 1e3:.1f} ms")
-            print("  " + ", ".join(f"{k} {v * 1e3:.1f} ms ({100 * v / med['step']:.0f}%)" for k, v in med.items()
-                                   if k != "step"))
-            print(f"  CPU per step: user {user / args.reps * 1e3:.1f} ms, kernel {kernel / args.reps * 1e3:.1f} ms "
-                  f"({100 * kernel / (user + kernel):.0f}%), {faults} page faults")
+            print(
+                "  "
+                + ", ".join(
+                    f"{k} {v * 1e3:.1f} ms ({100 * v / med['step']:.0f}%)"
+                    for k, v in med.items()
+                    if k != "step"
+                )
+            )
+            print(
+                f"  CPU per step: user {user / args.reps * 1e3:.1f} ms, kernel {kernel / args.reps * 1e3:.1f} ms "
+                f"({100 * kernel / (user + kernel):.0f}%), {faults} page faults"
+            )
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
                 for _ in range(2):
                     ses.step(x, y)
             ev = sorted(prof.key_averages(), key=lambda e: -e.self_cpu_time_total)
             tot = sum(e.self_cpu_time_total for e in ev)
-            top = [(e.key, 100 * e.self_cpu_time_total / tot, e.count // 2) for e in ev[:args.top]]
+            top = [(e.key, 100 * e.self_cpu_time_total / tot, e.count // 2) for e in ev[: args.top]]
             for k, share, n in top:
                 print(f"    {share:5.1f}%  {n:5d} calls  {k}")
             sys.stdout.flush()
-            report.setdefault(w, {})[m] = {"phases": med, "ops": top, "user": user / args.reps,
-                                              "kernel": kernel / args.reps, "page_faults": faults}
+            report.setdefault(w, {})[m] = {
+                "phases": med,
+                "ops": top,
+                "user": user / args.reps,
+                "kernel": kernel / args.reps,
+                "page_faults": faults,
+            }
             ses = model = None
     return report
 
@@ -1027,8 +1158,10 @@ def main():
     result = {"kind": kind, "argv": sys.argv[1:], "threads": args.threads, "loadavg_start": os.getloadavg()}
     result["results"] = {"check": check, "micro": micro, "profile": profile, "bench": bench}[kind](args)
     result.update(loadavg_end=os.getloadavg(), seconds=time.time() - start)
-    print(f"\n{kind}: {result['seconds']:.0f} s, load {result['loadavg_start'][0]:.1f} -> {result['loadavg_end'][0]:.1f}",
-          file=sys.stderr)
+    print(
+        f"\n{kind}: {result['seconds']:.0f} s, load {result['loadavg_start'][0]:.1f} -> {result['loadavg_end'][0]:.1f}",
+        file=sys.stderr,
+    )
     if args.json:
         with open(args.json, "w") as f:
             json.dump(result, f, indent=1)
