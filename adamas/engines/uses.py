@@ -1,0 +1,419 @@
+"""What happens at each kind of call in which a weight meets data: the call's stand-in, and its record.
+
+Every function takes the recorder and the call's arguments, returns the call's value, and leaves a record of
+the weight in the backward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from adamas._numerics import squared_norms
+from adamas.engines import functions, recurrent
+from adamas.engines.layouts import Key, by_example
+from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record
+from adamas.engines.tracking import Tracker, tensors_in
+from adamas.errors import UnsupportedError
+
+# Numbers of per-example gradients that one step may keep for its sum (1 GB of float32 at the most).
+_KEPT = 1 << 28
+
+# How many axes of an image each convolution runs over.
+CONVOLUTIONS: dict[Any, int] = {
+    F.conv1d: 1,
+    F.conv2d: 2,
+    F.conv3d: 3,
+    torch.conv1d: 1,
+    torch.conv2d: 2,
+    torch.conv3d: 3,
+}
+
+
+def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed: bool = False) -> Tensor:
+    """`x @ w.T + b`, over any leading axes."""
+    key = recorder.key("linear", w, b, dim=x.dim())
+
+    def put(x: Tensor, e: Tensor) -> None:
+        if recorder.outside():
+            return
+        layout = recorder.layouts.find(key, e, 1)
+        if layout is None:
+            return
+        a, e = (by_example(_wide(t), layout, recorder.n, 1) for t in (x, e))
+        if recorder.is_tracked(b):
+            assert b is not None
+            recorder.add(b, Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0]))
+        if recorder.is_tracked(w):
+            recorder.add(w, _eager(recorder, Outer(a, e, transposed), w, key))
+
+    weight = w.detach().t() if transposed else w.detach()
+    if x.dim() == 1:
+        raise UnsupportedError(f"{recorder.name(w)!r} meets an input without an example axis.")
+    result: Tensor = _apply(functions.Linear, x, weight, _detached(b), recorder.anchor, put)
+    return result
+
+
+def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A convolution over one to three axes."""
+    axes = CONVOLUTIONS[func]
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    x, w, b, stride, padding, dilation, groups = bound(names, args, kwargs)
+    if not recorder.clean(x, w, b) or x.dim() != axes + 2:
+        return general(recorder, func, args, kwargs)
+    stride, dilation = _each(stride, axes, 1), _each(dilation, axes, 1)
+    groups = 1 if groups is None else groups
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+        if any(t % 2 for t in total):
+            x = F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
+            total = [0] * axes
+        padding = [t // 2 for t in total]
+    padding = [0] * axes if padding == "valid" else _each(padding, axes, 0)
+    key = recorder.key("convolution", w, b, dim=x.dim())
+
+    def put(x: Tensor, e: Tensor) -> None:
+        if recorder.outside():
+            return
+        if recorder.layouts.find(key, e, e.dim() - 1, first_axis_only=True) is None:
+            return
+        x, e = _wide(x), _wide(e)
+        if recorder.is_tracked(b):
+            recorder.add(b, Dense(e.flatten(2).sum(2)))
+        if recorder.is_tracked(w):
+            record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
+            recorder.add(w, _eager(recorder, record, w, key))
+
+    settings = (stride, padding, dilation, groups)
+    return _apply(functions.Convolve, x, w.detach(), _detached(b), recorder.anchor, settings, put)
+
+
+def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor, key: Key) -> Record:
+    """Materializes now, while the output gradient is in the cache, where it takes materializing."""
+    assert recorder.geometry is not None
+    known = w in recorder.names
+    full = known and isinstance(recorder.geometry.scale[w], Tensor)
+    if isinstance(record, Outer):
+        cheap = record.places == 1 or (record.gram_pays() and not full)
+    else:
+        cheap = record.gram_pays() and not full
+    if (known and cheap) or recorder.kept + recorder.n * w.numel() > _KEPT:
+        return record
+    recorder.kept += recorder.n * w.numel()
+    buffer = _buffer(recorder, key, (recorder.n, *w.shape), record.materialize(slice(0, 0)))
+    squares = torch.empty(recorder.n, dtype=torch.float64, device=w.device)
+    step = record.chunk()
+    for i in range(0, recorder.n, step):
+        rows = slice(i, i + step)
+        part = record.materialize_into(buffer[rows], rows)
+        if known:
+            s, c = recorder.geometry.scale[w], recorder.geometry.center_of(w)
+            if c is None and not isinstance(s, Tensor):
+                squares[rows] = squared_norms(part) / s / s
+            else:
+                squares[rows] = squared_norms(recorder.geometry.whiten(w, part))
+    return Dense(buffer, squares if known else None)
+
+
+def _buffer(recorder: Tracker, key: Key, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory that lives as long as the model; a use within a step has its own."""
+    place = recorder.seen[key] = recorder.seen.get(key, -1) + 1
+    held = recorder.workspace.buffers.get((key, place))
+    if held is None or held.shape[0] < shape[0] or held.shape[1:] != shape[1:] or held.dtype != like.dtype:
+        held = recorder.workspace.buffers[(key, place)] = torch.empty(
+            shape, dtype=like.dtype, device=like.device
+        )
+    return held[: shape[0]]
+
+
+def embedding(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A look-up of rows."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    indices, w, padding, max_norm, _, by_frequency, _ = bound(names, args, kwargs)
+    if max_norm is not None or by_frequency:
+        option = "max_norm" if max_norm is not None else "scale_grad_by_freq"
+        raise UnsupportedError(
+            f"{recorder.name(w)!r} is an embedding with {option}, which makes an example's gradient depend "
+            f"on the other examples. Make it without {option}."
+        )
+    if not recorder.is_tracked(w):
+        return general(recorder, func, args, kwargs)
+    padding = padding + w.shape[0] if padding is not None and padding < 0 else padding
+    key = recorder.key("embedding", w, dim=indices.dim() + 1)
+
+    def put(indices: Tensor, e: Tensor) -> None:
+        if recorder.outside():
+            return
+        layout = recorder.layouts.find(key, e, 1)
+        if layout is not None:
+            places = by_example(indices.unsqueeze(-1), layout, recorder.n, 1).squeeze(2)
+            gradients = by_example(_wide(e), layout, recorder.n, 1)
+            recorder.add(w, Lookup(places, gradients, w.shape[0], padding))
+
+    return _apply(functions.Embed, w.detach(), indices, recorder.anchor, put)
+
+
+def layer_norm(
+    recorder: Tracker, x: Tensor, shape: list[int], w: Tensor | None, b: Tensor | None, eps: float
+) -> Any:
+    """Layer normalisation with a weight, a bias or both."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.float()
+    key = recorder.key("layer_norm", w, b, dim=x.dim())
+
+    def examples(e: Tensor) -> int:
+        if (
+            recorder.in_backward
+            and not recorder.layouts.probing
+            and recorder.layouts.find(key, e, len(shape)) in ("axis0", "flat")
+        ):
+            return recorder.n
+        return 0
+
+    def put(
+        normalised: Tensor | None, e: Tensor | None, gw: Tensor | None = None, gb: Tensor | None = None
+    ) -> None:
+        if recorder.outside():
+            return
+        if normalised is not None and e is not None:
+            layout = recorder.layouts.find(key, e, len(shape))
+            if layout is None:
+                return
+            parts = [by_example(t, layout, recorder.n, len(shape)) for t in (normalised, e)]
+            gw, gb = (parts[0] * parts[1]).sum(1), parts[1].sum(1)
+        for weight, gradient in ((w, gw), (b, gb)):
+            if weight is not None and recorder.is_tracked(weight) and gradient is not None:
+                recorder.add(weight, Dense(_wide(gradient)))
+
+    return _apply(
+        functions.LayerNorm, x, shape, _detached(w), _detached(b), eps, recorder.anchor, examples, put
+    )
+
+
+def group_norm(
+    recorder: Tracker, x: Tensor, groups: int, w: Tensor | None, b: Tensor | None, eps: float
+) -> Any:
+    """Group normalisation; instance normalisation is that with a group per channel."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.float()
+    key = recorder.key("group_norm", w, b, dim=x.dim())
+    if x.shape[0] != recorder.n:
+        raise UnsupportedError(
+            f"The input of the group_norm of {recorder.names_in(w, b)} is not batch-first."
+        )
+
+    def put(gw: Tensor | None, gb: Tensor | None) -> None:
+        if recorder.outside():
+            return
+        for weight, gradient in ((w, gw), (b, gb)):
+            if weight is None or gradient is None or not recorder.is_tracked(weight):
+                continue
+            if recorder.layouts.find(key, gradient, 1, first_axis_only=True) is not None:
+                recorder.add(weight, Dense(_wide(gradient)))
+
+    return _apply(functions.GroupNorm, x, groups, _detached(w), _detached(b), eps, recorder.anchor, put)
+
+
+def batch_norm(recorder: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Batch normalisation with frozen statistics: a product and a sum."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    x, mean, variance, w, b, training, _, eps = bound(names, args, kwargs)
+    if training or mean is None:
+        raise UnsupportedError(
+            f"{recorder.names_in(args, kwargs)} takes part in batch_norm, which mixes the examples of a "
+            "batch. Replace it by GroupNorm, LayerNorm or InstanceNorm, or freeze its statistics with "
+            ".eval()."
+        )
+    y = F.batch_norm(x, mean, variance, None, None, False, 0.0, 1e-5 if eps is None else eps)
+    recorder.data[y] = True
+    with recorder:
+        y = y if w is None else y * w.view(1, -1, *[1] * (x.dim() - 2))
+        return y if b is None else y + b.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def rnn_cell(
+    recorder: Tracker, kind: str, x: Tensor, state: Any, wx: Tensor, wh: Tensor, *biases: Tensor
+) -> Any:
+    """One place of a recurrent layer, written out."""
+    states = list(state) if isinstance(state, tuple | list) else [state]
+    bx, bh = biases or (None, None)
+    for s in states:
+        recorder.data[s] = True
+    with recorder:
+        new = recurrent.cell(kind, F.linear(x, wx, bx), F.linear(states[0], wh, bh), states)
+    return tuple(new) if kind == "lstm" else new[0]
+
+
+def rnn(
+    recorder: Tracker,
+    kind: str,
+    x: Tensor,
+    state: Any,
+    weights: list[Tensor],
+    bias: bool,
+    count: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """A fused recurrent module, written out."""
+    if dropout and training and count > 1:
+        raise UnsupportedError(
+            f"{recorder.names_in(weights)} belongs to a recurrent layer with dropout between its layers, "
+            "whose masks cannot be replayed. Use single layers with nn.Dropout between them."
+        )
+    states = list(state) if isinstance(state, tuple | list) else [state]
+    if len(weights) != (4 if bias else 2) * count * (2 if bidirectional else 1):
+        raise UnsupportedError(
+            f"{recorder.names_in(weights)} belongs to an LSTM with projections. Use engine='loop'."
+        )
+    for s in states:
+        recorder.data[s] = True
+    with recorder:
+        return recurrent.layers(
+            kind,
+            x,
+            states,
+            weights,
+            bias=bias,
+            count=count,
+            bidirectional=bidirectional,
+            batch_first=batch_first,
+        )
+
+
+def _copies(recorder: Tracker, p: Tensor, shape: tuple[int, ...], key: Key) -> Tensor:
+    """A copy of a weight for each example, of a shape that broadcasts with one example's data."""
+
+    def put(gradients: Tensor) -> None:
+        if recorder.outside():
+            return
+        if recorder.layouts.find(key, gradients, p.dim(), first_axis_only=True) is not None:
+            recorder.add(p, Dense(_wide(gradients)))
+
+    result: Tensor = _apply(functions.Expand, p.detach(), recorder.anchor, recorder.n, shape, put)
+    return result
+
+
+def over_examples(recorder: Tracker, p: Tensor, result: Tensor) -> bool:
+    """Whether an expansion runs over the examples, as of a class token; the probe's verdict holds."""
+    new_axis = p.dim() < result.dim() or p.shape[0] == 1
+    fits = result.dim() > 0 and result.shape[0] == recorder.n and new_axis
+    key = _expansion_key(recorder, p, result.dim())
+    known = key in recorder.workspace.layouts or key in recorder.workspace.open
+    return (
+        fits
+        and key not in recorder.workspace.constant
+        and (recorder.layouts.probing or recorder.n == 1 or known)
+    )
+
+
+def _expansion_key(recorder: Tracker, p: Tensor, dim: int) -> Key:
+    return recorder.key("expand", p, dim=dim)
+
+
+def expanded(recorder: Tracker, p: Tensor, shape: torch.Size) -> Tensor:
+    """An expansion over the examples: a copy for each."""
+    own = tuple(p.shape[1:] if p.dim() == len(shape) else p.shape)
+    own = (1,) * (len(shape) - 1 - len(own)) + own
+    result = _copies(recorder, p, own, _expansion_key(recorder, p, len(shape))).expand(shape)
+    recorder.data[result] = True
+    return result
+
+
+def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A weight that is added, multiplied and so on: its copies broadcast like the weight."""
+    tensors = list(tensors_in((args, kwargs)))
+    axes = max(t.dim() for t in tensors)
+    batched = [t for t in tensors if recorder.is_data(t) and t.dim() == axes and t.shape[0] == recorder.n]
+    weights = [t for t in tensors if recorder.is_tracked(t)]
+    spread = [t for t in weights if t.dim() == axes and t.shape[0] != 1]
+    key = recorder.key(getattr(func, "__name__", str(func)), *weights, dim=axes)
+    if not batched or (spread and recorder.n > 1):
+        raise UnsupportedError(
+            f"{recorder.names_in(weights)} takes part in {key[1]} with data that has its examples on "
+            "another axis than the first. Put the example axis first, or use engine='vmap'."
+        )
+
+    def copies(value: Any) -> Any:
+        if not recorder.is_tracked(value):
+            return value
+        shape = tuple(value.shape[1:] if value.dim() == axes else value.shape)
+        return _copies(recorder, value, (1,) * (axes - 1 - len(shape)) + shape, key)
+
+    return func(*map(copies, args), **{name: copies(value) for name, value in kwargs.items()})
+
+
+def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Any other function: a copy of the weight for each example, and vmap over this one call."""
+    name = getattr(func, "__name__", str(func))
+    flat, tree = tree_flatten((args, kwargs))
+    places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
+    values: list[Tensor] = []
+    axes: list[int | None] = []
+    batched: list[bool] = []
+    for i in places:
+        t = flat[i]
+        if recorder.is_tracked(t):
+            key = recorder.key(name, t, dim=t.dim() + 1)
+            values.append(_copies(recorder, t, tuple(t.shape), key))
+            axes.append(0)
+            batched.append(False)
+        else:
+            with_examples = recorder.is_data(t) and t.dim() > 0 and t.shape[0] == recorder.n
+            values.append(t)
+            axes.append(0 if with_examples else None)
+            batched.append(with_examples)
+
+    def one(*tensors: Tensor) -> Tensor:
+        leaves = list(flat)
+        for i, t, row in zip(places, tensors, batched, strict=True):
+            leaves[i] = t.unsqueeze(0) if row else t
+        one_args, one_kwargs = tree_unflatten(leaves, tree)
+        return func(*one_args, **one_kwargs)[0]  # type: ignore[no-any-return]
+
+    with torch.no_grad():
+        expected = func(*args, **kwargs)
+    problem = "it does not return one tensor with the examples first"
+    if isinstance(expected, Tensor) and expected.dim() and expected.shape[0] == recorder.n:
+        try:
+            result = torch.func.vmap(one, in_dims=tuple(axes))(*values)
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+        else:
+            if result.shape == expected.shape and torch.allclose(
+                result, expected, rtol=1e-3, atol=1e-4, equal_nan=True
+            ):
+                return result
+            problem = "its result differs when it is applied example by example"
+    raise UnsupportedError(
+        f"engine='bookkeeping' cannot follow {recorder.names_in(args, kwargs)} through {name}: {problem}. "
+        "Use engine='vmap' or engine='loop'."
+    )
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+
+
+def _detached(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach()
+
+
+def _each(value: Any, axes: int, default: int) -> list[int]:
+    if value is None:
+        value = default
+    return [value] * axes if isinstance(value, int) else list(value) * (axes if len(value) == 1 else 1)
+
+
+def bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the order of their names, None for those that were not given."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [given.get(name) for name in names]
