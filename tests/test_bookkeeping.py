@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 from torch.utils.checkpoint import checkpoint
 
 from adamas import Geometry, UnsupportedError
-from adamas.engines import Bookkeeping, trainable_parameters
+from adamas.engines import Bookkeeping, records, trainable_parameters
 from adamas.engines.records import Convolution, Outer
 
 B = 5  # examples; neither the size of a probe nor a width of a layer
@@ -314,6 +314,15 @@ CASES["embedding_bag"] = lambda: (nn.Sequential(nn.EmbeddingBag(20, 8), nn.Linea
 CASES["tied embedding and head"] = lambda: (
     Through(lambda m, x: F.linear(m.l(m.e(x)).tanh(), m.e.weight), e=nn.Embedding(20, 8), l=nn.Linear(8, 8)),
     tokens(),
+)
+# Many words and few places: the norm takes the Gram matrix of the head and its product with the touched rows.
+CASES["tied embedding and head, gram"] = lambda: (
+    Through(
+        lambda m, x: F.linear(torch.tanh(m.l(m.e(x))), m.e.weight),
+        e=nn.Embedding(60, 40, padding_idx=0),
+        l=nn.Linear(40, 40),
+    ),
+    tokens(length=6, words=60),
 )
 CASES["tied embedding and head, T = B, padding"] = lambda: (
     Through(
@@ -1621,3 +1630,14 @@ def test_no_warnings_of_our_own():
         warnings.simplefilter("error")
         for name in ("mlp", "conv2d stride", "LSTM", "attention batch-first", "weight_norm", "checkpoint"):
             assert_exact(*made(CASES[name]))
+
+
+def test_a_tied_weight_takes_the_product_of_its_two_uses(monkeypatch):
+    seen = []
+    formula = records._tied_squares
+    monkeypatch.setattr(records, "_tied_squares", lambda *args: seen.append(formula(*args)) or seen[-1])
+    model, batch = made(CASES["tied embedding and head, gram"])
+    norms = Bookkeeping(model, loss, batch).norms(ball(model))
+    assert len(seen) == 1
+    assert seen[0] is not None
+    close(norms, whitened_norms(one_by_one(model, batch, loss), ball(model)))
