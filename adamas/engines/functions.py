@@ -40,7 +40,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, e: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        ctx.put(x, e)
+        ctx.put(x.detach(), e)
         return ((e @ w).to(ctx.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
@@ -68,7 +68,7 @@ class Convolve(torch.autograd.Function):
     def backward(ctx: Any, e: Tensor) -> Any:
         x, w = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.settings
-        ctx.put(x, e)
+        ctx.put(x.detach(), e)
         gradient = None
         if ctx.needs_input_grad[0]:
             gradient = aten.convolution_backward(
