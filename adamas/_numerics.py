@@ -1,6 +1,7 @@
 """Sums of squares that do not lose small terms, and nested batches of tensors."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -27,14 +28,17 @@ def squared_norms(rows: Tensor) -> Tensor:
         return flat.square().sum(1)
     if flat.dtype != torch.float32:
         flat = flat.float()
-    blocks = flat.shape[1] // _BLOCK
-    head, tail = flat[:, : blocks * _BLOCK], flat[:, blocks * _BLOCK :]
-    total: Tensor = torch.linalg.vector_norm(head.reshape(n, blocks, _BLOCK), dim=2).double().square()
-    total = total.sum(1)
-    total += torch.linalg.vector_norm(tail, dim=1).double().square()
-    extreme = ~total.isfinite() | (total < _LEAST_SQUARE)
-    if extreme.any():
-        total[extreme] = flat[extreme].double().square().sum(1)
+    width = flat.shape[1]
+    whole = width - width % _BLOCK
+    total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        blocks = flat[:, :whole].reshape(n, whole // _BLOCK, _BLOCK)
+        total += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    if n:
+        low, high = map(float, total.aminmax())  # NaN propagates to both
+        if not (low >= _LEAST_SQUARE and high < math.inf):
+            extreme = ~total.isfinite() | (total < _LEAST_SQUARE)
+            total[extreme] = flat[extreme].double().square().sum(1)
     return total
 
 

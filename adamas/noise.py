@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -45,20 +46,17 @@ class GaussianNoise:
 
     def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Fills a contiguous floating-point tensor with independent normal values of mean 0."""
-        draw, self.draws = self.draws, self.draws + 1
-        target = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
-        flat = target.view(-1)
-        blocks = range((flat.numel() + _BLOCK - 1) // _BLOCK)
-        threads = min(torch.get_num_threads(), len(blocks))
-        others = [
-            _executor(threads - 1).submit(self._fill, flat, std, draw, blocks[first::threads])
-            for first in range(1, threads)
-        ]
-        self._fill(flat, std, draw, blocks[::threads] if threads else blocks)
-        for share in others:
-            share.result()
-        return out if target is out else out.copy_(target)
+        if out.device.type != "cpu":
+            return out.copy_(self.normal_(torch.empty_like(out, device="cpu"), std))
+        self._in_parallel(out, std, self._fill)
+        return out
 
+    def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+        """Adds the values with which `normal_` would fill the tensor."""
+        if out.device.type != "cpu":
+            return out.add_(self.normal_(torch.empty_like(out, device="cpu"), std).to(out.device))
+        self._in_parallel(out, std, self._add)
+        return out
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream; it names no seed."""
         return {"draws": self.draws}
@@ -67,25 +65,45 @@ class GaussianNoise:
         """Continues at a saved position."""
         self.draws = int(state["draws"])
 
-    def _fill(self, flat: Tensor, std: float, draw: int, blocks: range) -> None:
-        for block in blocks:
-            generator = _generator(self.seed.words("noise", draw, block, count=_STATE_WORDS))
-            values = flat[block * _BLOCK : (block + 1) * _BLOCK].normal_(0.0, std, generator=generator)
+    def _in_parallel(self, out: Tensor, std: float, work: Callable[[Tensor, float, int, int], None]) -> None:
+        """One draw: the blocks of a tensor, dealt out to the threads."""
+        draw, self.draws = self.draws, self.draws + 1
+        blocks = out.view(-1).split(_BLOCK)
+        threads = max(1, min(torch.get_num_threads(), len(blocks)))
+
+        def share(first: int) -> None:
+            for block in range(first, len(blocks), threads):
+                work(blocks[block], std, draw, block)
+
+        others = [_executor(threads - 1).submit(share, first) for first in range(1, threads)]
+        share(0)
+        for other in others:
+            other.result()
+
+    def _fill(self, values: Tensor, std: float, draw: int, block: int) -> None:
+        generator = _generator(self.seed.words("noise", draw, block, count=_STATE_WORDS))
+        values.normal_(0.0, std, generator=generator)
+        if values.numel():
             low, high = values.aminmax()
             if max(-float(low), float(high)) > _TAIL * std:
-                _redraw_tail(values, std, self.seed.generator("tail", draw, block))
+                _redraw_tail(values.numpy(), std, self.seed.generator("tail", draw, block))
+
+    def _add(self, values: Tensor, std: float, draw: int, block: int) -> None:
+        scratch = _thread.scratch.to(values.dtype)[: len(values)]  # in the cache
+        self._fill(scratch, std, draw, block)
+        values.add_(scratch)
 
 
-def _redraw_tail(values: Tensor, std: float, generator: np.random.Generator) -> None:
+def _redraw_tail(values: np.ndarray, std: float, generator: np.random.Generator) -> None:
     """Gives the values beyond `_TAIL` their magnitudes anew, from the exact tail of the normal density."""
-    far = values.abs() > _TAIL * std
+    far = np.flatnonzero((values > _TAIL * std) | (values < -_TAIL * std))
     magnitudes: list[float] = []
-    while len(magnitudes) < int(far.sum()):  # Marsaglia (1964): exponential in the square, then accepted
+    while len(magnitudes) < len(far):  # Marsaglia (1964): exponential in the square, then accepted
         u, v = 1.0 - generator.random(2)
         x = math.sqrt(_TAIL**2 - 2 * math.log(u))
         if v * x <= _TAIL:
             magnitudes.append(x * std)
-    values[far] = values[far].sign() * torch.tensor(magnitudes, dtype=values.dtype)
+    values[far] = np.copysign(magnitudes, values[far])
 
 
 def _generator(words: np.ndarray) -> torch.Generator:
@@ -98,11 +116,12 @@ def _generator(words: np.ndarray) -> torch.Generator:
 
 
 class _PerThread(threading.local):
-    """A generator for each thread, and the bytes of the state of one that was just seeded."""
+    """For each thread a generator, the bytes of the state of one that was just seeded, and a block."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator()
         self.state = torch.Generator().manual_seed(0).get_state().numpy().copy()
+        self.scratch = torch.empty(_BLOCK)
 
 
 _thread = _PerThread()

@@ -104,23 +104,31 @@ def privatize(
         raise ValueError(
             "Expected a geometry with a finite scale: noise cannot hide a gradient of any length."
         )
-    sums: dict[Tensor, Tensor] = {}
+    flats: list[tuple[Tensor, list[Tensor]]] = []
+    mean: dict[Tensor, Tensor] = {}
     total_weight = 0.0
     for engine, padding in engines:
         weights = clip_weights(engine.norms(geometry))
         if padding:
             weights[-padding:] = 0
         total_weight += float(weights.sum())
-        for p, weighted in engine.weighted_sum(weights).items():
-            sums[p] = sums[p].add_(weighted) if p in sums else weighted
+        later = bool(mean)
+        if not later:  # not before the activations are gone
+            flats, mean = _buffers(geometry)
+        engine.weighted_sum(weights / expected_batch_size, mean, accumulate=later)
+    if not mean:
+        flats, mean = _buffers(geometry)
+        for flat, _ in flats:
+            flat.zero_()
     record()
 
-    mean = _noise(geometry, noise_multiplier / expected_batch_size, noise)
+    std = noise_multiplier / expected_batch_size
+    if std > 0:
+        for flat, members in flats:
+            _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
-        variance[p] = (s * (noise_multiplier / expected_batch_size)) ** 2 if noise_multiplier > 0 else 0.0
-        if p in sums:
-            mean[p].add_(sums[p], alpha=1 / expected_batch_size)
+        variance[p] = (s * std) ** 2 if std > 0 else 0.0
         c = geometry.center_of(p)
         if c is not None:
             # c + s * (sum w g - (sum w) c) / (s B): missing examples count as examples at the centre.
@@ -128,23 +136,31 @@ def privatize(
     return PrivateGradient(mean, variance)
 
 
-def _noise(geometry: Geometry, std: float, noise: GaussianNoise) -> dict[Tensor, Tensor]:
-    """Noise of standard deviation `s * std` for each parameter: views of one buffer per type and device."""
+def _buffers(geometry: Geometry) -> tuple[list[tuple[Tensor, list[Tensor]]], dict[Tensor, Tensor]]:
+    """One buffer per number type and device with its parameters, and its view for each parameter."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for p in geometry.scale:
         groups.setdefault((accumulation_dtype(p.dtype), p.device), []).append(p)
-    result: dict[Tensor, Tensor] = {}
+    flats, views = [], {}
     for (dtype, device), members in groups.items():
         sizes = [p.numel() for p in members]
-        scales = [geometry.scale[p] for p in members]
-        if std == 0:
-            flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        elif all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-            flat = noise.normal_(torch.empty(sum(sizes), dtype=dtype, device=device), float(scales[0]) * std)
+        flat = torch.empty(sum(sizes), dtype=dtype, device=device)
+        flats.append((flat, members))
+        for p, part in zip(members, flat.split(sizes), strict=True):
+            views[p] = part.view(p.shape)
+    return flats, views
+
+
+def _add_noise(
+    flat: Tensor, scales: list[Value], parts: list[Tensor], std: float, noise: GaussianNoise
+) -> None:
+    """Adds noise of standard deviation `s * std` to a buffer, given the parts of it and their scales."""
+    if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
+        noise.add_normal_(flat, float(scales[0]) * std)
+        return
+    drawn = noise.normal_(torch.empty_like(flat)).split([part.numel() for part in parts])
+    for s, part, values in zip(scales, parts, drawn, strict=True):
+        if isinstance(s, Tensor):
+            part.addcmul_(values.view(part.shape), s.to(part.dtype), value=std)
         else:
-            flat = noise.normal_(torch.empty(sum(sizes), dtype=dtype, device=device))
-            for s, part in zip(scales, torch.split(flat, sizes), strict=True):
-                part.mul_((s.reshape(-1) if isinstance(s, Tensor) else s) * std)
-        parts = torch.split(flat, sizes)
-        result.update((p, part.view(p.shape)) for p, part in zip(members, parts, strict=True))
-    return result
+            part.add_(values.view(part.shape), alpha=s * std)

@@ -338,6 +338,8 @@ class AdamasStep(Method):
         self.geometry = self.opt.geometry
 
     def forward(self, x, y):
+        self.release = None
+        self.opt.zero_grad()
         return self.make(self.model, self.losses, (x, y))
 
     def backward(self, engine):

@@ -360,7 +360,7 @@ def test_the_tail_goes_beyond_what_24_bit_uniforms_reach():
     6e-7. torch's own float32 values, which end at 5.77, have none.
     """
     values = torch.full((20_000,), 5.5).mul_(torch.tensor([1.0, -1.0]).repeat(10_000))
-    _redraw_tail(values, 1.0, np.random.default_rng(0))
+    _redraw_tail(values.numpy(), 1.0, np.random.default_rng(0))
     assert (values.abs() > 5).all()
     assert abs(int((values.abs() > 5.8).sum()) - 232) < 75
     assert torch.equal(values.sign(), torch.tensor([1.0, -1.0]).repeat(10_000))

@@ -1,7 +1,7 @@
 """What an engine is, and the part that engines share which hold per-example gradients in chunks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -29,10 +29,13 @@ class Engine(Protocol):
         whose gradient is not finite.
         """
 
-    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+    def weighted_sum(
+        self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
+    ) -> Mapping[Tensor, Tensor]:
         """`sum_i weights[i] * g_i` for each trainable parameter.
 
-        An example with weight 0 takes no part, even if its gradient is not finite.
+        An example with weight 0 takes no part, even if its gradient is not finite. The tensors of `out`, if
+        given, are overwritten, or with `accumulate` added to.
         """
 
 
@@ -85,12 +88,14 @@ class Materialized(ABC):
             totals.append(squares)
         return torch.cat(totals).sqrt()
 
-    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+    def weighted_sum(
+        self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
+    ) -> Mapping[Tensor, Tensor]:
         """See `Engine.weighted_sum`."""
-        result = {
-            p: torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
-            for p in self.parameters
-        }
+        result = empty_sums(self.parameters) if out is None else out
+        if out is None or not accumulate:
+            for total in result.values():
+                total.zero_()
         for index, rows in enumerate(self._chunks):
             w = weights[rows]
             kept = w != 0
@@ -126,6 +131,11 @@ class Materialized(ABC):
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that take part in clipping and noise, by name; a shared one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def empty_sums(params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """Memory for a weighted sum, in the type in which sums over examples are kept."""
+    return {p: torch.empty(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device) for p in params}
 
 
 def check_losses(losses: Tensor, n: int) -> Tensor:

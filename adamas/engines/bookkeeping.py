@@ -6,22 +6,25 @@ rows of the output gradient scaled by the weights.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from adamas._numerics import accumulation_dtype, batch_length, map_tensors, named_tensors, squared_norms
-from adamas.engines.base import Loss, check_losses, trainable_parameters
+from adamas._numerics import batch_length, map_tensors, named_tensors, squared_norms
+from adamas.engines.base import Loss, check_losses, trainable_parameters, empty_sums
 from adamas.engines.layouts import Unprobed, Workspace
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.engines.recording import Recorder
-from adamas.engines.records import CHUNK, Record, merged, squared_whitened_norms, weighted_sum
+from adamas.engines.records import CHUNK, Record, add_weighted_sum, merged, squared_whitened_norms
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
+
+Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
+"""Weights that the model computes from parameters, and the records of their uses."""
 
 # One for each model, loss and training mode: another loss may put the examples elsewhere.
 _workspaces: WeakKeyDictionary[nn.Module, dict[Any, Workspace]] = WeakKeyDictionary()
@@ -47,7 +50,7 @@ class Bookkeeping:
         key = (getattr(loss, "__code__", loss), tuple(m.training for m in model.modules()))
         self._workspace = _workspaces.setdefault(model, {}).setdefault(key, Workspace())
         self._direct: dict[Tensor, list[Record]] | None = None
-        self._derived: list[tuple[Tensor, list[Record]]] = []
+        self._derived: Derived = []
         self._finite: Tensor | None = None
 
     def norms(self, geometry: Geometry) -> Tensor:
@@ -72,10 +75,40 @@ class Bookkeeping:
         self._finite = norms.isfinite()
         return norms
 
-    def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
+    def weighted_sum(
+        self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
+    ) -> Mapping[Tensor, Tensor]:
         """See `Engine.weighted_sum`."""
+        result = empty_sums(self._names) if out is None else out
+        fresh = out is None or not accumulate
+        direct, derived, weights = self._summands(weights)
+        with torch.no_grad():
+            for p, total in result.items():
+                if p in direct:
+                    add_weighted_sum(direct[p], weights, total, fresh=fresh)
+                elif fresh:
+                    total.zero_()
+            totals = empty_sums(t for t, _ in derived)
+            for t, records in derived:
+                add_weighted_sum(records, weights, totals[t], fresh=True)
+        if derived:
+            params = list(self._names)
+            gradients = torch.autograd.grad(
+                [t for t, _ in derived],
+                params,
+                [total.to(t.dtype) for t, total in totals.items()],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            for p, g in zip(params, gradients, strict=True):
+                if g is not None:
+                    result[p].add_(g)
+        return result
+
+    def _summands(self, weights: Tensor) -> tuple[dict[Tensor, list[Record]], Derived, Tensor]:
+        """The records of parameters and of derived weights that take part in a sum, and their weights."""
         if not self._n:
-            return {p: _zeros(p) for p in self._names}
+            return {}, [], weights
         if self._direct is None:
             self.norms(Geometry.ball(self._names))
         assert self._direct is not None
@@ -84,25 +117,11 @@ class Bookkeeping:
         rows = (weights != 0) | self._finite
         if not rows.all():  # 0 x NaN is NaN: such examples must not enter a product
             if not rows.any():
-                return {p: _zeros(p) for p in self._names}
+                return {}, [], weights
             weights = weights[rows]
             direct = {p: [r.kept(rows) for r in records] for p, records in direct.items()}
             derived = [(t, [r.kept(rows) for r in records]) for t, records in derived]
-        with torch.no_grad():
-            result = {p: weighted_sum(records, weights) for p, records in direct.items()}
-            totals = [weighted_sum(records, weights).to(t.dtype) for t, records in derived]
-        for p in self._names:
-            if p not in result:
-                result[p] = _zeros(p)
-        if derived:
-            params = list(self._names)
-            gradients = torch.autograd.grad(
-                [t for t, _ in derived], params, totals, retain_graph=True, allow_unused=True
-            )
-            for p, g in zip(params, gradients, strict=True):
-                if g is not None:
-                    result[p] += g
-        return result
+        return direct, derived, weights
 
     # --- recording ------------------------------------------------------------------------------------
 
@@ -197,9 +216,9 @@ class Bookkeeping:
             todo += [following for following, _ in node.next_functions]
         return found
 
-    def _groups(self) -> list[tuple[list[Tensor], list[tuple[Tensor, list[Record]]]]]:
+    def _groups(self) -> list[tuple[list[Tensor], Derived]]:
         """Derived weights that share parameters, together with these parameters."""
-        groups: list[tuple[list[Tensor], list[tuple[Tensor, list[Record]]]]] = []
+        groups: list[tuple[list[Tensor], Derived]] = []
         for t, records in self._derived:
             leaves, members = self._leaves(t), [(t, records)]
             apart = []
@@ -213,7 +232,7 @@ class Bookkeeping:
         return groups
 
     def _derived_squares(
-        self, group: tuple[list[Tensor], list[tuple[Tensor, list[Record]]]], geometry: Geometry
+        self, group: tuple[list[Tensor], Derived], geometry: Geometry
     ) -> Tensor:
         """Squared norms over some parameters by vector-Jacobian products of a chunk of examples at a time."""
         assert self._direct is not None
@@ -250,10 +269,6 @@ def _unchanged_generator() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-def _zeros(p: Tensor) -> Tensor:
-    return torch.zeros(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device)
 
 
 def _total(records: list[Record], rows: slice) -> Tensor:

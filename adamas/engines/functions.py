@@ -2,10 +2,12 @@
 
 Each has the value of the function that it stands for. Its backward hands the input and the output's
 gradient to `put` and returns the input's gradient only. The weight arrives detached; `anchor`, a number that
-requires a gradient, makes autograd call the backward even where no input needs one.
+requires a gradient, makes autograd call the backward even where no input needs one. The recorder is still
+active while autograd runs, for forwards that are run again there; it need not see what happens here.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -13,6 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 aten = torch.ops.aten
+
+
+def _unseen(backward: Callable[..., Any]) -> Callable[[Any, Tensor], Any]:
+    @wraps(backward)
+    def unseen(ctx: Any, e: Tensor) -> Any:
+        saved = ctx.saved_tensors  # under checkpointing this runs a forward, which the recorder must see
+        with torch._C.DisableTorchFunction():
+            return backward(ctx, e, *saved)
+
+    return unseen
 
 
 def _cast(*tensors: Tensor | None) -> list[Any]:
@@ -38,8 +50,8 @@ class Linear(torch.autograd.Function):
         return F.linear(x, w, b)
 
     @staticmethod
-    def backward(ctx: Any, e: Tensor) -> Any:
-        x, w = ctx.saved_tensors
+    @_unseen
+    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor) -> Any:
         ctx.put(x.detach(), e)
         return ((e @ w).to(ctx.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
 
@@ -65,8 +77,8 @@ class Convolve(torch.autograd.Function):
         return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
 
     @staticmethod
-    def backward(ctx: Any, e: Tensor) -> Any:
-        x, w = ctx.saved_tensors
+    @_unseen
+    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor) -> Any:
         stride, padding, dilation, groups = ctx.settings
         ctx.put(x.detach(), e)
         gradient = None
@@ -87,6 +99,7 @@ class Embed(torch.autograd.Function):
         return torch.embedding(w, indices)
 
     @staticmethod
+    @_unseen
     def backward(ctx: Any, e: Tensor) -> Any:
         ctx.put(ctx.indices, e)
         return None, None, None, None
@@ -117,8 +130,10 @@ class LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, e: Tensor) -> Any:
-        x, mean, rstd, w, b = ctx.saved_tensors
+    @_unseen
+    def backward(
+        ctx: Any, e: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor | None, b: Tensor | None
+    ) -> Any:
         shape, wants = ctx.shape, ctx.needs_input_grad[0]
         n = ctx.examples(e)
         places = e.numel() // max(1, n * torch.Size(shape).numel())
@@ -174,8 +189,8 @@ class GroupNorm(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, e: Tensor) -> Any:
-        x, mean, rstd, w = ctx.saved_tensors
+    @_unseen
+    def backward(ctx: Any, e: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor | None) -> Any:
         n, c, size, groups = ctx.sizes
         gradient, gw, gb = aten.native_group_norm_backward(
             *(e.contiguous().view(1, n * c, size), x.view(1, n * c, size)),
@@ -198,6 +213,7 @@ class Expand(torch.autograd.Function):
         return p.reshape(1, *shape).expand(n, *shape)
 
     @staticmethod
+    @_unseen
     def backward(ctx: Any, e: Tensor) -> Any:
         ctx.put(e.reshape(e.shape[0], *ctx.shape))
         return None, None, None, None, None

@@ -127,7 +127,7 @@ def _fitting(lead: torch.Size, n: int) -> list[str]:
 def by_example(t: Tensor, layout: str, n: int, trailing: int) -> Tensor:
     """`(n, places, *features)`, the last `trailing` axes being features."""
     features = t.shape[t.dim() - trailing :]
-    if layout.startswith("axis"):
+    if layout.startswith("axis") and layout != "axis0":
         t = t.movedim(int(layout[4:]), 0)
     elif layout == "flat-time-first":
         t = t.reshape(-1, n, *t.shape[1:]).transpose(0, 1)

@@ -35,8 +35,11 @@ class Record(ABC):
         """The gradients of some examples: `(k, *shape)`."""
 
     @abstractmethod
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`sum_i weights[i] G_i`, a new tensor, with `weights` in the type of the gradients."""
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        """Adds `sum_i weights[i] G_i` to `out`, or overwrites it if it is `fresh`.
+
+        Weights and `out` have the type of the gradients.
+        """
 
     @property
     @abstractmethod
@@ -71,13 +74,14 @@ class Dense(Record):
     def __init__(self, gradients: Tensor, whitened: Tensor | None = None) -> None:
         self.gradients, self.whitened = gradients, whitened
         self.n = gradients.shape[0]
+        self._squares: Tensor | None = None
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
         return self.gradients[rows]
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        shape = self.gradients.shape[1:]
-        return torch.mv(self.gradients.reshape(self.n, shape.numel()).t(), weights).view(shape)
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        gradients = self.gradients.reshape(self.n, out.numel())
+        out.view(-1).addmv_(gradients.t(), weights, beta=0 if fresh else 1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,7 +91,9 @@ class Dense(Record):
         return Dense(self.gradients[rows])
 
     def squares(self) -> Tensor:
-        return squared_norms(self.gradients)
+        if self._squares is None:
+            self._squares = squared_norms(self.gradients)
+        return self._squares
 
 
 class Outer(Record):
@@ -97,10 +103,11 @@ class Outer(Record):
         a: Inputs.
         e: Output gradients.
         transposed: The weight is stored as `(p, d)`.
+        bias: The record of the layer's bias, which may know `|e|^2` already.
     """
 
-    def __init__(self, a: Tensor, e: Tensor, transposed: bool = False) -> None:
-        self.a, self.e, self.transposed = a, e, transposed
+    def __init__(self, a: Tensor, e: Tensor, transposed: bool = False, bias: Dense | None = None) -> None:
+        self.a, self.e, self.transposed, self.bias = a, e, transposed, bias
         self.n, self.places = a.shape[:2]
 
     def gram_pays(self) -> bool:
@@ -121,10 +128,14 @@ class Outer(Record):
         left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
         return torch.bmm(left[rows].transpose(1, 2), right[rows], out=out)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        e = (self.e * weights.view(-1, 1, 1)).flatten(0, 1)
-        a = self.a.flatten(0, 1)
-        return torch.mm(a.t(), e) if self.transposed else torch.mm(e.t(), a)
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        a, e = self.a, self.e
+        if a.shape[2] < e.shape[2]:  # the smaller of the two is scaled
+            a = a * weights.view(-1, 1, 1)
+        else:
+            e = e * weights.view(-1, 1, 1)
+        left, right = (a, e) if self.transposed else (e, a)
+        out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1), beta=0 if fresh else 1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,7 +146,8 @@ class Outer(Record):
 
     def squares(self) -> Tensor | None:
         if self.places == 1:
-            return squared_norms(self.a) * squared_norms(self.e)
+            of_e = squared_norms(self.e) if self.bias is None else self.bias.squares()
+            return squared_norms(self.a) * of_e
         return _gram_product(self.a, self.e) if self.gram_pays() else None
 
     def products(self, c: Tensor) -> Tensor:
@@ -207,14 +219,16 @@ class Convolution(Record):
             )
         return out
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
         e = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
-        like = self.x.new_empty(1).expand(self.shape)  # only its shape is read
-        result: Tensor = aten.convolution_backward(
-            *(e, self.x, like, None, self.stride, self.padding, self.dilation),
+        result = aten.convolution_backward(  # of the weight, only the shape is read
+            *(e, self.x, out, None, self.stride, self.padding, self.dilation),
             *(False, [0] * len(self.stride), self.groups, (False, True, False)),
         )[1]
-        return result
+        if fresh:
+            out.copy_(result)
+        else:
+            out.add_(result)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -282,10 +296,11 @@ class Lookup(Record):
         out = torch.zeros((e.shape[0], self.rows, e.shape[2]), dtype=e.dtype, device=e.device)
         return out.scatter_add_(1, indices.unsqueeze(2).expand_as(e), e)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
         e = self.e * weights.view(-1, 1, 1)
-        out = torch.zeros((self.rows, e.shape[2]), dtype=e.dtype, device=e.device)
-        return out.index_add_(0, self.indices.reshape(-1), e.reshape(-1, e.shape[2]))
+        if fresh:
+            out.zero_()
+        out.index_add_(0, self.indices.reshape(-1), e.reshape(-1, e.shape[2]))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -315,12 +330,16 @@ class Lookup(Record):
         return torch.zeros(self.n, dtype=torch.float64, device=self.e.device).index_add_(0, example, values)
 
 
-def weighted_sum(records: list[Record], weights: Tensor) -> Tensor:
-    """`sum_i weights[i] G_i` over some records of one weight, a new tensor."""
-    total = records[0].weighted_sum(weights.to(records[0].dtype))
-    for record in records[1:]:
-        total += record.weighted_sum(weights.to(record.dtype))
-    return total
+def add_weighted_sum(records: list[Record], weights: Tensor, out: Tensor, *, fresh: bool) -> None:
+    """Adds `sum_i weights[i] G_i` over some records of one weight to `out`, or overwrites it if `fresh`."""
+    for record in records:
+        if record.dtype == out.dtype:
+            record.add_weighted_sum(weights.to(out.dtype), out, fresh)
+        else:
+            part = torch.empty_like(out, dtype=record.dtype)
+            record.add_weighted_sum(weights.to(part.dtype), part, True)
+            out.copy_(part) if fresh else out.add_(part)
+        fresh = False
 
 
 def merged(records: list[Record]) -> list[Record]:
@@ -371,12 +390,12 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
 def _expanded(record: Record, center: Tensor | None, s: float) -> Tensor | None:
     """`(|G|^2 - 2 <G, c> + |c|^2) / s^2` where the record has formulas for its parts."""
     squares = record.squares()
-    if squares is None or center is None:
-        return None if squares is None else squares / s / s
-    products = record.products(center)
-    if products is None:
-        return None
-    return (squares - 2 * products + squared_norms(center.unsqueeze(0))) / s / s
+    if squares is not None and center is not None:
+        products = record.products(center)
+        if products is None:
+            return None
+        squares = squares - 2 * products + squared_norms(center.unsqueeze(0))
+    return squares if squares is None or s == 1.0 else squares / s / s
 
 
 def _tied_squares(records: list[Record], s: float) -> Tensor | None:

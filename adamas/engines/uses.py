@@ -43,11 +43,13 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
         if layout is None:
             return
         a, e = (by_example(_wide(t), layout, recorder.n, 1) for t in (x, e))
+        bias = None
         if recorder.is_tracked(b):
             assert b is not None
-            recorder.add(b, Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0]))
+            bias = Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0])
+            recorder.add(b, bias)
         if recorder.is_tracked(w):
-            recorder.add(w, _eager(recorder, Outer(a, e, transposed), w, key))
+            recorder.add(w, _eager(recorder, Outer(a, e, transposed, bias), w, key))
 
     weight = w.detach().t() if transposed else w.detach()
     if x.dim() == 1:

@@ -12,7 +12,7 @@ r"""The arithmetic that Adam, AdamW and their bias-corrected forms share.
     \theta_t    &= (1 - \eta\lambda)\theta_{t-1} - \eta\,\hat m_t / D_t         \qquad (6)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,24 @@ _PART = 1 << 16
 class AdamFamily(Rule):
     """A group with a `floor` has the noise's share subtracted; one without is plain Adam."""
 
+    def _update_group(
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+    ) -> None:
+        if "floor" in group or group["eps_placement"] == "inside":
+            super()._update_group(params, noise_variance, group)
+            return
+        alike: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
+        others = []
+        for p in params:
+            state = _started(self.state[p], p)
+            if state["m"].dtype == p.dtype and p.is_contiguous():
+                alike.setdefault((state["step"], p.dtype, p.device), []).append(p)
+            else:
+                others.append(p)
+        for (step, _, _), members in alike.items():
+            _fused(members, [self.state[p] for p in members], group, step + 1)
+        super()._update_group(others, noise_variance, group)
+
     def _update(
         self,
         p: Tensor,
@@ -44,17 +62,8 @@ class AdamFamily(Rule):
         group: dict[str, Any],
         state: dict[str, Any],
     ) -> None:
-        if not state:
-            dtype = accumulation_dtype(p.dtype)
-            state["step"] = 0
-            state["m"] = torch.zeros_like(p, dtype=dtype)
-            state["v"] = torch.zeros_like(p, dtype=dtype)
-        state["step"] += 1
+        _started(state, p)["step"] += 1
         m, v = state["m"], state["v"]
-        fused = "floor" not in group and group["eps_placement"] == "outside" and m.dtype == p.dtype
-        if fused and p.is_contiguous():
-            _fused(p, gradient, m, v, group, state["step"])
-            return
         phi_hat: Value = 0.0
         if "floor" in group:
             b2 = group["betas"][1]
@@ -64,16 +73,28 @@ class AdamFamily(Rule):
             _step(*part, group, state["step"])
 
 
-def _fused(p: Tensor, g: Tensor, m: Tensor, v: Tensor, group: dict[str, Any], step: int) -> None:
+def _started(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    """The state of a parameter, at the first step a new one."""
+    if not state:
+        dtype = accumulation_dtype(p.dtype)
+        state["step"] = 0
+        state["m"] = torch.zeros_like(p, dtype=dtype)
+        state["v"] = torch.zeros_like(p, dtype=dtype)
+    return state
+
+
+def _fused(params: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any], step: int) -> None:
     """Equations (1), (2), (4), (5) left and (6), by the kernel of `torch.optim.AdamW(fused=True)`."""
     b1, b2 = group["betas"]
+    for state in states:
+        state["step"] = step
     torch._fused_adamw_(
-        [p],
-        [g],
-        [m],
-        [v],
+        params,
+        [p.grad for p in params],
+        [state["m"] for state in states],
+        [state["v"] for state in states],
         [],
-        [torch.tensor(float(step), device=p.device)],
+        [torch.tensor(float(step), device=params[0].device)] * len(params),
         lr=group["lr"],
         beta1=b1,
         beta2=b2,

@@ -99,9 +99,15 @@ class Rule(torch.optim.Optimizer, ABC):
         variance, self._noise_variance = self._noise_variance, None
         self._written = {}
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.requires_grad:
-                    self._update(p, p.grad, variance[p], group, self.state[p])
+            self._update_group([p for p in group["params"] if p.requires_grad], variance, group)
+
+    def _update_group(
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+    ) -> None:
+        """Changes the parameters of a group, one by one unless a rule has a kernel for all of them."""
+        for p in params:
+            assert p.grad is not None
+            self._update(p, p.grad, noise_variance[p], group, self.state[p])
 
     @abstractmethod
     def _update(
