@@ -57,6 +57,7 @@ class GaussianNoise:
             return out.add_(self.normal_(torch.empty_like(out, device="cpu"), std).to(out.device))
         self._in_parallel(out, std, self._add)
         return out
+
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream; it names no seed."""
         return {"draws": self.draws}

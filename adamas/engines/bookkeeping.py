@@ -5,7 +5,6 @@ cheapest exact formula (`records`); and the weighted sum is one matrix product p
 rows of the output gradient scaled by the weights.
 """
 
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adamas._numerics import batch_length, map_tensors, named_tensors, squared_norms
-from adamas.engines.base import Loss, check_losses, trainable_parameters, empty_sums
+from adamas.engines.base import Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.layouts import Unprobed, Workspace
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.engines.recording import Recorder
@@ -142,9 +141,6 @@ class Bookkeeping:
             with _unchanged_generator():
                 check_loss(self._model, self._loss, self._batch)
         workspace.checked = True
-        if workspace.owner is not None and workspace.owner() not in (None, self):
-            workspace.buffers = {}  # those of another engine that is still in use
-        workspace.owner = weakref.ref(self)
         try:
             recorder = self._run(geometry)
         except Unprobed:  # a use that was not there when the model was probed
@@ -231,9 +227,7 @@ class Bookkeeping:
             groups = [*apart, (leaves, members)]
         return groups
 
-    def _derived_squares(
-        self, group: tuple[list[Tensor], Derived], geometry: Geometry
-    ) -> Tensor:
+    def _derived_squares(self, group: tuple[list[Tensor], Derived], geometry: Geometry) -> Tensor:
         """Squared norms over some parameters by vector-Jacobian products of a chunk of examples at a time."""
         assert self._direct is not None
         leaves, members = group

@@ -7,9 +7,7 @@ example axis of every use of a weight, and refuses a model that mixes its exampl
 A layout is "axis0", "axis1", ..., "flat" (joined with other axes, examples first) or "flat-time-first".
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +32,6 @@ class Workspace:
         layouts: For each use of a weight, where the examples are in its output.
         open: Uses that had gradients of 0 only, so that any layout fitted.
         constant: Expansions of a weight that do not run over the examples.
-        buffers: Memory for per-example gradients, kept from step to step.
-        owner: Reference to the engine whose gradients are in them.
     """
 
     probed: bool = False
@@ -43,8 +39,6 @@ class Workspace:
     layouts: dict[Key, str] = field(default_factory=dict)
     open: set[Key] = field(default_factory=set)
     constant: set[Key] = field(default_factory=set)
-    buffers: dict[tuple[Key, int], Tensor] = field(default_factory=dict)
-    owner: Callable[[], Any] | None = None
 
 
 class Layouts:

@@ -17,9 +17,9 @@ from adamas.geometry import Geometry
 
 aten = torch.ops.aten
 
-# Numbers that a chunk of per-example gradients or of unfolded images may hold: 4 MB of float32 stay in
+# Numbers that a chunk of per-example gradients or of unfolded images may hold: 2 MB of float32 stay in
 # the cache between the product that makes them and the norm that reads them.
-CHUNK = 1 << 20
+CHUNK = 1 << 19
 
 # |g - c|^2 by expansion loses digits when g is near c. Below this share of |c|^2 it is done anew, directly.
 _CANCELLATION = 1e-2
@@ -183,6 +183,7 @@ class Convolution(Record):
         self.x, self.e, self.shape = x, e, tuple(shape)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.n = x.shape[0]
+        self._unfold: Unfold | None = None
 
     def _with(self, x: Tensor, e: Tensor) -> "Convolution":
         return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
@@ -193,28 +194,25 @@ class Convolution(Record):
     def chunk(self) -> int:
         """Examples whose unfolded images and gradients fit the cache."""
         unfolded = self.x.shape[1] * math.prod(self.shape[2:]) * self.e.shape[2:].numel()
-        return max(1, CHUNK // max(1, unfolded, math.prod(self.shape)))
+        return min(max(1, self.n), max(1, CHUNK // max(1, unfolded, math.prod(self.shape))))
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
+        k = self.x[rows].shape[0]
+        out = torch.empty((k, *self.shape), dtype=self.x.dtype, device=self.x.device)
+        return self.materialize_into(out, rows)
+
+    def materialize_into(self, out: Tensor, rows: slice | Tensor) -> Tensor:
+        """Writes the gradients of some examples into a buffer: output gradient times unfolded image."""
         x, e = self.x[rows], self.e[rows]
-        return self._unfold_into(torch.empty((x.shape[0], *self.shape), dtype=x.dtype, device=x.device), x, e)
-
-    def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
-        """Writes the gradients of some examples into a buffer."""
-        return self._unfold_into(out, self.x[rows], self.e[rows])
-
-    def _unfold_into(self, out: Tensor, x: Tensor, e: Tensor) -> Tensor:
-        """Writes the gradients of some examples: output gradient times unfolded image, per example."""
-        k, g, co = x.shape[0], self.groups, self.shape[0]
-        step = self.chunk()
-        for i in range(0, k, step):
-            columns = _unfold(
-                x[i : i + step], self.shape[2:], self.stride, self.padding, self.dilation, e.shape[2:]
-            )
+        g, co, step = self.groups, self.shape[0], self.chunk()
+        if self._unfold is None:
+            self._unfold = Unfold(x, step, self.shape[2:], self.stride, self.padding, self.dilation)
+        for i in range(0, x.shape[0], step):
+            columns = self._unfold(x[i : i + step])
             m = columns.shape[0]
             torch.bmm(
                 e[i : i + step].reshape(m * g, co // g, -1),
-                columns.reshape(m * g, -1, columns.shape[2]).transpose(1, 2),
+                columns.view(m * g, -1, columns.shape[2]).transpose(1, 2),
                 out=out[i : i + step].view(m * g, co // g, -1),
             )
         return out
@@ -269,6 +267,50 @@ class Convolution(Record):
             *(self.x, c, None, self.stride, self.padding, self.dilation, False, [0] * axes, self.groups)
         )
         return _rowwise(y, self.e)
+
+
+class Unfold:
+    """`(m, c, *size)` to `(m, c * window, places)` for up to `step` images at a time, in memory of its own.
+
+    A strided view of the padded images is copied, which is faster than `F.unfold`, and knows all dimensions.
+    """
+
+    def __init__(
+        self,
+        like: Tensor,
+        step: int,
+        window: Sequence[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+    ) -> None:
+        c, size = like.shape[1], like.shape[2:]
+        padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
+        places = [
+            (s - d * (w - 1) - 1) // t + 1
+            for s, w, t, d in zip(padded, window, stride, dilation, strict=True)
+        ]
+        images = like.new_zeros((step, c, *padded))
+        self._inner = images
+        for axis, (s, p) in enumerate(zip(size, padding, strict=True)):
+            self._inner = self._inner.narrow(axis + 2, p, s)
+        steps = images.stride()
+        self._view = images.as_strided(
+            (step, c, *window, *places),
+            (
+                *steps[:2],
+                *(step * d for step, d in zip(steps[2:], dilation, strict=True)),
+                *(step * t for step, t in zip(steps[2:], stride, strict=True)),
+            ),
+        )
+        self._columns = like.new_empty(self._view.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The columns of some images; the next call overwrites them."""
+        m, axes = x.shape[0], x.dim() - 2
+        self._inner[:m].copy_(x)
+        columns = self._columns[:m].copy_(self._view[:m])
+        return columns.flatten(2 + axes).flatten(1, 1 + axes)
 
 
 class Lookup(Record):
@@ -462,28 +504,3 @@ def _gram_product(a: Tensor, e: Tensor) -> Tensor:
     for u, v, f, g, times in ((a1, a1, e1, e1, 1), (a1, a2, e1, e2, 2), (a2, a2, e2, e2, 1)):
         total += times * _rowwise(torch.bmm(u, v.transpose(1, 2)), torch.bmm(f, g.transpose(1, 2)))
     return total
-
-
-def _unfold(
-    x: Tensor,
-    window: Sequence[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    out: Sequence[int],
-) -> Tensor:
-    """`(n, c, *size)` to `(n, c * window, places)`, by a strided view of the padded image."""
-    if any(padding):
-        x = F.pad(x, [q for p in reversed(padding) for q in (p, p)])
-    x = x.contiguous()
-    n, c = x.shape[:2]
-    s = x.stride()
-    view = x.as_strided(
-        (n, c, *window, *out),
-        (
-            *s[:2],
-            *(step * d for step, d in zip(s[2:], dilation, strict=True)),
-            *(step * d for step, d in zip(s[2:], stride, strict=True)),
-        ),
-    )
-    return view.reshape(n, c * math.prod(window), math.prod(out))

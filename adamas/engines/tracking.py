@@ -21,7 +21,7 @@ class Tracker(TorchFunctionMode):
         names: The trainable parameters and their names.
         inputs: The tensors of the batch.
         n: Number of examples.
-        workspace: Layouts and buffers of the model.
+        workspace: What is known of the model.
         geometry: The geometry in which norms will be asked, so that some can be taken on the way; None
             while the model is probed for where its examples are.
     """
@@ -46,7 +46,6 @@ class Tracker(TorchFunctionMode):
             self.data[x] = True
         self.in_backward = False
         self.kept = 0
-        self.seen: dict[Key, int] = {}
 
     def is_tracked(self, t: Any) -> bool:
         """Whether a value is a trainable parameter, or derived from some."""

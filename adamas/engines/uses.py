@@ -49,7 +49,7 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
             bias = Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0])
             recorder.add(b, bias)
         if recorder.is_tracked(w):
-            recorder.add(w, _eager(recorder, Outer(a, e, transposed, bias), w, key))
+            recorder.add(w, _eager(recorder, Outer(a, e, transposed, bias), w))
 
     weight = w.detach().t() if transposed else w.detach()
     if x.dim() == 1:
@@ -86,13 +86,13 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
             recorder.add(b, Dense(e.flatten(2).sum(2)))
         if recorder.is_tracked(w):
             record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
-            recorder.add(w, _eager(recorder, record, w, key))
+            recorder.add(w, _eager(recorder, record, w))
 
     settings = (stride, padding, dilation, groups)
     return _apply(functions.Convolve, x, w.detach(), _detached(b), recorder.anchor, settings, put)
 
 
-def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor, key: Key) -> Record:
+def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor) -> Record:
     """Materializes now, while the output gradient is in the cache, where it takes materializing."""
     assert recorder.geometry is not None
     known = w in recorder.names
@@ -104,7 +104,7 @@ def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor, key: Key) 
     if (known and cheap) or recorder.kept + recorder.n * w.numel() > _KEPT:
         return record
     recorder.kept += recorder.n * w.numel()
-    buffer = _buffer(recorder, key, (recorder.n, *w.shape), record.materialize(slice(0, 0)))
+    buffer = torch.empty((recorder.n, *w.shape), dtype=record.dtype, device=w.device)
     squares = torch.empty(recorder.n, dtype=torch.float64, device=w.device)
     step = record.chunk()
     for i in range(0, recorder.n, step):
@@ -117,17 +117,6 @@ def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor, key: Key) 
             else:
                 squares[rows] = squared_norms(recorder.geometry.whiten(w, part))
     return Dense(buffer, squares if known else None)
-
-
-def _buffer(recorder: Tracker, key: Key, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Memory that lives as long as the model; a use within a step has its own."""
-    place = recorder.seen[key] = recorder.seen.get(key, -1) + 1
-    held = recorder.workspace.buffers.get((key, place))
-    if held is None or held.shape[0] < shape[0] or held.shape[1:] != shape[1:] or held.dtype != like.dtype:
-        held = recorder.workspace.buffers[(key, place)] = torch.empty(
-            shape, dtype=like.dtype, device=like.device
-        )
-    return held[: shape[0]]
 
 
 def embedding(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
