@@ -110,6 +110,11 @@ class Outer(Record):
         self.a, self.e, self.transposed, self.bias = a, e, transposed, bias
         self.n, self.places = a.shape[:2]
 
+    @property
+    def size(self) -> int:
+        """Numbers that the record holds."""
+        return self.a.numel() + self.e.numel()
+
     def gram_pays(self) -> bool:
         """Few places: the Gram matrices over places are smaller than the weight."""
         p, d = self.a.shape[2], self.e.shape[2]
@@ -231,6 +236,11 @@ class Convolution(Record):
     @property
     def dtype(self) -> torch.dtype:
         return self.e.dtype
+
+    @property
+    def size(self) -> int:
+        """Numbers that the record holds."""
+        return self.x.numel() + self.e.numel()
 
     def gram_pays(self) -> bool:
         """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""

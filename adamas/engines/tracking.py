@@ -45,7 +45,6 @@ class Tracker(TorchFunctionMode):
         for x in inputs:
             self.data[x] = True
         self.in_backward = False
-        self.kept = 0
 
     def is_tracked(self, t: Any) -> bool:
         """Whether a value is a trainable parameter, or derived from some."""

@@ -18,8 +18,10 @@ from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record
 from adamas.engines.tracking import Tracker, tensors_in
 from adamas.errors import UnsupportedError
 
-# Numbers of per-example gradients that one step may keep for its sum (1 GB of float32 at the most).
-_KEPT = 1 << 28
+# Per-example gradients of a layer are kept for the sum while they take at most this many times the memory of
+# the inputs and output gradients that they stand for; beyond it they are made in chunks for their norms, and
+# the sum costs another product.
+_KEPT = 5
 
 # How many axes of an image each convolution runs over.
 CONVOLUTIONS: dict[Any, int] = {
@@ -101,9 +103,8 @@ def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor) -> Record:
         cheap = record.places == 1 or (record.gram_pays() and not full)
     else:
         cheap = record.gram_pays() and not full
-    if (known and cheap) or recorder.kept + recorder.n * w.numel() > _KEPT:
+    if (known and cheap) or recorder.n * w.numel() > _KEPT * record.size:
         return record
-    recorder.kept += recorder.n * w.numel()
     buffer = torch.empty((recorder.n, *w.shape), dtype=record.dtype, device=w.device)
     squares = torch.empty(recorder.n, dtype=torch.float64, device=w.device)
     step = record.chunk()
