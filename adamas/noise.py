@@ -69,7 +69,7 @@ class GaussianNoise:
     def _in_parallel(self, out: Tensor, std: float, work: Callable[[Tensor, float, int, int], None]) -> None:
         """One draw: the blocks of a tensor, dealt out to the threads."""
         draw, self.draws = self.draws, self.draws + 1
-        blocks = out.view(-1).split(_BLOCK)
+        blocks = torch.split(out.view(-1), _BLOCK)
         threads = max(1, min(torch.get_num_threads(), len(blocks)))
 
         def share(first: int) -> None:

@@ -146,7 +146,7 @@ def _buffers(geometry: Geometry) -> tuple[list[tuple[Tensor, list[Tensor]]], dic
         sizes = [p.numel() for p in members]
         flat = torch.empty(sum(sizes), dtype=dtype, device=device)
         flats.append((flat, members))
-        for p, part in zip(members, flat.split(sizes), strict=True):
+        for p, part in zip(members, torch.split(flat, sizes), strict=True):
             views[p] = part.view(p.shape)
     return flats, views
 
@@ -158,7 +158,7 @@ def _add_noise(
     if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
         noise.add_normal_(flat, float(scales[0]) * std)
         return
-    drawn = noise.normal_(torch.empty_like(flat)).split([part.numel() for part in parts])
+    drawn = torch.split(noise.normal_(torch.empty_like(flat)), [part.numel() for part in parts])
     for s, part, values in zip(scales, parts, drawn, strict=True):
         if isinstance(s, Tensor):
             part.addcmul_(values.view(part.shape), s.to(part.dtype), value=std)

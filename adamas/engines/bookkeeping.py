@@ -7,7 +7,7 @@ rows of the output gradient scaled by the weights.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from adamas._numerics import batch_length, map_tensors, named_tensors, squared_norms
 from adamas.engines.base import Loss, check_losses, empty_sums, trainable_parameters
+from adamas.engines.derived import Derived, derived_squares, grouped
 from adamas.engines.layouts import Unprobed, Workspace
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.engines.recording import Recorder
-from adamas.engines.records import CHUNK, Record, add_weighted_sum, merged, squared_whitened_norms
+from adamas.engines.records import Record, add_weighted_sum, merged, squared_whitened_norms
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
-
-Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
-"""Weights that the model computes from parameters, and the records of their uses."""
 
 # One for each model, loss and training mode: another loss may put the examples elsewhere.
 _workspaces: WeakKeyDictionary[nn.Module, dict[Any, Workspace]] = WeakKeyDictionary()
@@ -60,7 +58,8 @@ class Bookkeeping:
             return total
         direct = self._records(geometry)
         with torch.no_grad():
-            leaves = {leaf for t, _ in self._derived for leaf in self._leaves(t)}
+            groups = grouped(self._derived, self._names.keys())
+            leaves = {leaf for group, _ in groups for leaf in group}
             for p in self._names:
                 if p in leaves:
                     continue
@@ -68,8 +67,8 @@ class Bookkeeping:
                     total += squared_whitened_norms(direct[p], p, geometry)
                 elif geometry.center_of(p) is not None:  # an unused parameter: g = 0 for every example
                     total += squared_norms(geometry.whiten(p, torch.zeros_like(p)).unsqueeze(0))
-            for group in self._groups():
-                total += self._derived_squares(group, geometry)
+            for group, members in groups:
+                total += derived_squares(group, members, direct, geometry)
         norms = total.clamp(min=0).sqrt()  # clamp keeps NaN
         self._finite = norms.isfinite()
         return norms
@@ -125,11 +124,12 @@ class Bookkeeping:
     # --- recording ------------------------------------------------------------------------------------
 
     def _records(self, geometry: Geometry) -> dict[Tensor, list[Record]]:
-        if self._direct is None or any(_taken(records) for records in self._direct.values()):
-            if self._direct is not None:  # norms that were taken on the way hold in one geometry only
-                self._direct = {p: [_fresh(r) for r in records] for p, records in self._direct.items()}
-            else:
-                self._record(geometry)
+        if self._direct is None:
+            self._record(geometry)
+        else:  # norms that were taken on the way hold in one geometry only
+            for records in [*self._direct.values(), *(records for _, records in self._derived)]:
+                for record in records:
+                    record.whitened = None
         assert self._direct is not None
         return self._direct
 
@@ -195,66 +195,6 @@ class Bookkeeping:
                 recorder.backward(losses[example], keep_graph=True)
         return recorder
 
-    # --- derived weights ------------------------------------------------------------------------------
-
-    def _leaves(self, t: Tensor) -> list[Tensor]:
-        """The parameters of which a derived weight is a function."""
-        found: list[Tensor] = []
-        seen, todo = set(), [t.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and leaf in self._names:
-                found.append(leaf)
-            todo += [following for following, _ in node.next_functions]
-        return found
-
-    def _groups(self) -> list[tuple[list[Tensor], Derived]]:
-        """Derived weights that share parameters, together with these parameters."""
-        groups: list[tuple[list[Tensor], Derived]] = []
-        for t, records in self._derived:
-            leaves, members = self._leaves(t), [(t, records)]
-            apart = []
-            for other in groups:
-                if any(any(p is q for q in leaves) for p in other[0]):
-                    leaves += [p for p in other[0] if not any(p is q for q in leaves)]
-                    members += other[1]
-                else:
-                    apart.append(other)
-            groups = [*apart, (leaves, members)]
-        return groups
-
-    def _derived_squares(self, group: tuple[list[Tensor], Derived], geometry: Geometry) -> Tensor:
-        """Squared norms over some parameters by vector-Jacobian products of a chunk of examples at a time."""
-        assert self._direct is not None
-        leaves, members = group
-        size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
-        step = max(1, CHUNK // max(1, size))
-        parts = []
-        for start in range(0, self._n, step):
-            rows = slice(start, min(start + step, self._n))
-            outputs = [_total(records, rows) for _, records in members]
-            gradients = torch.autograd.grad(
-                [t for t, _ in members],
-                leaves,
-                outputs,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
-            )
-            squares = torch.zeros((), dtype=torch.float64)
-            for p, g in zip(leaves, gradients, strict=True):
-                k = rows.stop - rows.start
-                total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
-                for record in self._direct.get(p, []):
-                    total = total + record.materialize(rows)
-                squares = squares + squared_norms(geometry.whiten(p, total))
-            parts.append(squares)
-        return torch.cat(parts)
-
 
 @contextmanager
 def _unchanged_generator() -> Iterator[None]:
@@ -263,18 +203,3 @@ def _unchanged_generator() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-def _total(records: list[Record], rows: slice) -> Tensor:
-    total = records[0].materialize(rows)
-    for record in records[1:]:
-        total = total + record.materialize(rows)
-    return total
-
-
-def _taken(records: list[Record]) -> bool:
-    return any(getattr(record, "whitened", None) is not None for record in records)
-
-
-def _fresh(record: Record) -> Record:
-    return record.kept(torch.ones(record.n, dtype=torch.bool)) if _taken([record]) else record

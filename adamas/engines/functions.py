@@ -37,27 +37,34 @@ def _cast(*tensors: Tensor | None) -> list[Any]:
 
 
 class Linear(torch.autograd.Function):
-    """`F.linear`; `put(input, output gradient)`."""
+    """`F.linear`; `put(input, output gradient, output if it is to be kept)`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, anchor: Tensor, put: Callable[..., None]
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        anchor: Tensor,
+        put: Callable[..., None],
+        keep_output: bool,
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
-        ctx.save_for_backward(x, w)
+        y = F.linear(x, w, b)
+        ctx.save_for_backward(x, w, y if keep_output else None)
         ctx.put = put
-        return F.linear(x, w, b)
+        return y
 
     @staticmethod
     @_unseen
-    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor) -> Any:
-        ctx.put(x.detach(), e)
-        return ((e @ w).to(ctx.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
+    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor, y: Tensor | None) -> Any:
+        ctx.put(x.detach(), e, None if y is None else y.detach())
+        return ((e @ w).to(ctx.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None, None
 
 
 class Convolve(torch.autograd.Function):
-    """`torch.convolution`; `put(input, output gradient)`."""
+    """`torch.convolution`; `put(input, output gradient, output if it is to be kept)`."""
 
     @staticmethod
     def forward(
@@ -68,26 +75,28 @@ class Convolve(torch.autograd.Function):
         anchor: Tensor,
         settings: Any,
         put: Callable[..., None],
+        keep_output: bool,
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
-        ctx.save_for_backward(x, w)
-        ctx.put, ctx.settings = put, settings
         stride, padding, dilation, groups = settings
-        return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
+        y = torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
+        ctx.save_for_backward(x, w, y if keep_output else None)
+        ctx.put, ctx.settings = put, settings
+        return y
 
     @staticmethod
     @_unseen
-    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor) -> Any:
+    def backward(ctx: Any, e: Tensor, x: Tensor, w: Tensor, y: Tensor | None) -> Any:
         stride, padding, dilation, groups = ctx.settings
-        ctx.put(x.detach(), e)
+        ctx.put(x.detach(), e, None if y is None else y.detach())
         gradient = None
         if ctx.needs_input_grad[0]:
             gradient = aten.convolution_backward(
                 *(e, x, w, None, stride, padding, dilation, False, [0] * len(stride), groups),
                 (True, False, False),
             )[0].to(ctx.dtype)
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None, None, None
 
 
 class Embed(torch.autograd.Function):

@@ -22,13 +22,20 @@ aten = torch.ops.aten
 CHUNK = 1 << 19
 
 # |g - c|^2 by expansion loses digits when g is near c. Below this share of |c|^2 it is done anew, directly.
-_CANCELLATION = 1e-2
+CANCELLATION = 1e-2
 
 
 class Record(ABC):
-    """The gradients of one weight, one per example, in a form that is cheaper than themselves."""
+    """The gradients of one weight, one per example, in a form that is cheaper than themselves.
 
-    n: int  # examples
+    Attributes:
+        n: Number of examples.
+        whitened: Squared norms that were taken on the way, in the geometry of this step; of a derived weight,
+            those of the parameter's gradients.
+    """
+
+    n: int
+    whitened: Tensor | None = None
 
     @abstractmethod
     def materialize(self, rows: slice | Tensor) -> Tensor:
@@ -64,15 +71,10 @@ class Record(ABC):
 
 
 class Dense(Record):
-    """Gradients in hand, `(n, *shape)`: biases, normalisations, whatever is small or was needed anyway.
+    """Gradients in hand, `(n, *shape)`: biases, normalisations, whatever is small or was needed anyway."""
 
-    Args:
-        gradients: One per example.
-        whitened: Squared norms that were taken on the way, in the geometry of this step.
-    """
-
-    def __init__(self, gradients: Tensor, whitened: Tensor | None = None) -> None:
-        self.gradients, self.whitened = gradients, whitened
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients = gradients
         self.n = gradients.shape[0]
         self._squares: Tensor | None = None
 
@@ -158,6 +160,18 @@ class Outer(Record):
     def products(self, c: Tensor) -> Tensor:
         matrix = c if not self.transposed else c.t()
         return _rowwise(self.e @ matrix, self.a)
+
+    def with_rows_scaled(self, factors: Tensor) -> "Outer":
+        """The record of the same gradients with a factor for each row."""
+        return Outer(self.a, self.e * factors, self.transposed)
+
+    def row_products(self, y: Tensor) -> Tensor:
+        """`sum_t e_t y_t` for each row: `(n, d)`, float64."""
+        return (self.e * y).sum(1).double()
+
+    def row_sums(self) -> Tensor:
+        """The sum over each row of the gradients: `(n, d)`, float64."""
+        return self.row_products(self.a.sum(2, keepdim=True))
 
     def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor | None:
         if self.places != 1:
@@ -270,6 +284,24 @@ class Convolution(Record):
                 inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
         assert inputs is not None
         return _rowwise(inputs.flatten(1), torch.bmm(e.transpose(1, 2), e).flatten(1))
+
+    def with_rows_scaled(self, factors: Tensor) -> "Convolution":
+        """The record of the same gradients with a factor for each row."""
+        return self._with(self.x, self.e * factors.view(-1, *[1] * len(self.stride)))
+
+    def row_products(self, y: Tensor) -> Tensor:
+        """`sum_t e_t y_t` for each row: `(n, co)`, float64."""
+        return (self.e * y).flatten(2).sum(2).double()
+
+    def row_sums(self) -> Tensor:
+        """The sum over each row of the gradients, without groups: `(n, co)`, float64."""
+        window = self.x.new_ones((1, 1, *self.shape[2:]))
+        axes = len(self.stride)
+        sums = torch.convolution(
+            *(self.x.sum(1, keepdim=True), window, None, self.stride, self.padding, self.dilation),
+            *(False, [0] * axes, 1),
+        )
+        return self.row_products(sums)
 
     def products(self, c: Tensor) -> Tensor:
         axes = len(self.stride)
@@ -413,6 +445,15 @@ def merged(records: list[Record]) -> list[Record]:
     return [*result, *lookups, *dense, *(r for r in records if isinstance(r, Convolution))]
 
 
+def whitened_squares(gradients: Tensor, p: Tensor, geometry: Geometry) -> Tensor:
+    """`|(G_i - c)/s|^2` of gradients in hand, float64."""
+    s = geometry.scale[p]
+    if geometry.center_of(p) is None and not isinstance(s, Tensor):
+        squares = squared_norms(gradients)
+        return squares if s == 1.0 else squares / s / s
+    return squared_norms(geometry.whiten(p, gradients))
+
+
 def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
     """`|(G_i - c)/s|^2` of the sum of some records of one weight, float64."""
     s, c = geometry.scale[p], geometry.center_of(p)
@@ -421,7 +462,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
     total: Tensor | None = None
     if len(records) == 1:
         (record,) = records
-        if isinstance(record, Dense) and record.whitened is not None:
+        if record.whitened is not None:
             return record.whitened
         if full:
             total = record.scaled_squares(center, torch.as_tensor(s).square().reciprocal())
@@ -433,7 +474,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
         return _direct(records, p, geometry, slice(None))
     if center is not None:
         constant = geometry.whiten(p, torch.zeros_like(p))
-        near = total < _CANCELLATION * squared_norms(constant.unsqueeze(0))
+        near = total < CANCELLATION * squared_norms(constant.unsqueeze(0))
         if near.any():
             total[near] = _direct(records, p, geometry, near.nonzero().squeeze(1))
     return total
@@ -488,7 +529,7 @@ def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | 
         gradient = records[0].materialize(chunk)
         for record in records[1:]:
             gradient = gradient + record.materialize(chunk)
-        parts.append(squared_norms(geometry.whiten(p, gradient)))
+        parts.append(whitened_squares(gradient, p, geometry))
     return torch.cat(parts)
 
 

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from adamas._numerics import squared_norms
 from adamas.engines import functions, recurrent
+from adamas.engines.derived import RowMap
 from adamas.engines.layouts import Key, by_example
-from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record
+from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record, whitened_squares
 from adamas.engines.tracking import Tracker, tensors_in
 from adamas.errors import UnsupportedError
 
@@ -37,8 +38,9 @@ CONVOLUTIONS: dict[Any, int] = {
 def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed: bool = False) -> Tensor:
     """`x @ w.T + b`, over any leading axes."""
     key = recorder.key("linear", w, b, dim=x.dim())
+    row_map = None if transposed else _row_map(recorder, w)
 
-    def put(x: Tensor, e: Tensor) -> None:
+    def put(x: Tensor, e: Tensor, y: Tensor | None) -> None:
         if recorder.outside():
             return
         layout = recorder.layouts.find(key, e, 1)
@@ -51,12 +53,16 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
             bias = Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0])
             recorder.add(b, bias)
         if recorder.is_tracked(w):
-            recorder.add(w, _eager(recorder, Outer(a, e, transposed, bias), w))
+            if y is not None:
+                y = by_example(y if b is None else y - b.detach(), layout, recorder.n, 1)
+            recorder.add(w, _measured(recorder, Outer(a, e, transposed, bias), w, row_map, y))
 
     weight = w.detach().t() if transposed else w.detach()
     if x.dim() == 1:
         raise UnsupportedError(f"{recorder.name(w)!r} meets an input without an example axis.")
-    result: Tensor = _apply(functions.Linear, x, weight, _detached(b), recorder.anchor, put)
+    result: Tensor = _apply(
+        functions.Linear, x, weight, _detached(b), recorder.anchor, put, row_map is not None
+    )
     return result
 
 
@@ -77,8 +83,9 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         padding = [t // 2 for t in total]
     padding = [0] * axes if padding == "valid" else _each(padding, axes, 0)
     key = recorder.key("convolution", w, b, dim=x.dim())
+    row_map = _row_map(recorder, w) if groups == 1 else None
 
-    def put(x: Tensor, e: Tensor) -> None:
+    def put(x: Tensor, e: Tensor, y: Tensor | None) -> None:
         if recorder.outside():
             return
         if recorder.layouts.find(key, e, e.dim() - 1, first_axis_only=True) is None:
@@ -87,37 +94,65 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         if recorder.is_tracked(b):
             recorder.add(b, Dense(e.flatten(2).sum(2)))
         if recorder.is_tracked(w):
+            if y is not None and b is not None:
+                y = y - b.detach().view(-1, *[1] * axes)
             record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
-            recorder.add(w, _eager(recorder, record, w))
+            recorder.add(w, _measured(recorder, record, w, row_map, y))
 
     settings = (stride, padding, dilation, groups)
-    return _apply(functions.Convolve, x, w.detach(), _detached(b), recorder.anchor, settings, put)
+    arguments = (x, w.detach(), _detached(b), recorder.anchor, settings, put, row_map is not None)
+    return _apply(functions.Convolve, *arguments)
 
 
-def _eager(recorder: Tracker, record: Outer | Convolution, w: Tensor) -> Record:
-    """Materializes now, while the output gradient is in the cache, where it takes materializing."""
+def _row_map(recorder: Tracker, w: Tensor) -> RowMap | None:
+    """The closed form of a derived weight's norm, where there is one and this step's geometry allows it."""
+    geometry = recorder.geometry
+    if geometry is None or not recorder.is_tracked(w) or w in recorder.names:
+        return None
+    if torch.is_autocast_enabled(w.device.type):
+        return None
+    row_map = RowMap.fit(w, recorder.names.keys())
+    if row_map is None or isinstance(geometry.scale[row_map.leaf], Tensor):
+        return None
+    return row_map if geometry.center_of(row_map.leaf) is None else None
+
+
+def _measured(
+    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
+) -> Record:
+    """Takes norms now, while the output gradient is in the cache, where that takes per-example gradients.
+
+    These gradients are kept for the sum instead of the record, unless they are large.
+    """
     assert recorder.geometry is not None
     known = w in recorder.names
     full = known and isinstance(recorder.geometry.scale[w], Tensor)
-    if isinstance(record, Outer):
-        cheap = record.places == 1 or (record.gram_pays() and not full)
-    else:
-        cheap = record.gram_pays() and not full
-    if (known and cheap) or recorder.n * w.numel() > _KEPT * record.size:
+    cheap = (record.gram_pays() and not full) or (isinstance(record, Outer) and record.places == 1)
+    large = recorder.n * w.numel() > _KEPT * record.size
+    if row_map is not None and y is not None and (cheap or large):
+        s = float(recorder.geometry.scale[row_map.leaf])
+        squares = row_map.squares(record, None, y)
+        record.whitened = None if squares is None else squares / s / s
+        return record
+    if large or (known and cheap):
         return record
     buffer = torch.empty((recorder.n, *w.shape), dtype=record.dtype, device=w.device)
-    squares = torch.empty(recorder.n, dtype=torch.float64, device=w.device)
+    dense, taken = Dense(buffer), []
     step = record.chunk()
     for i in range(0, recorder.n, step):
         rows = slice(i, i + step)
         part = record.materialize_into(buffer[rows], rows)
         if known:
-            s, c = recorder.geometry.scale[w], recorder.geometry.center_of(w)
-            if c is None and not isinstance(s, Tensor):
-                squares[rows] = squared_norms(part) / s / s
-            else:
-                squares[rows] = squared_norms(recorder.geometry.whiten(w, part))
-    return Dense(buffer, squares if known else None)
+            taken.append(whitened_squares(part, w, recorder.geometry))
+        elif row_map is not None:
+            taken.append(squared_norms(part.flatten(0, 1)).view(-1, w.shape[0]))
+    if known:
+        dense.whitened = torch.cat(taken)
+    elif row_map is not None and y is not None:
+        s = float(recorder.geometry.scale[row_map.leaf])
+        squares = row_map.squares(record, torch.cat(taken), y)
+        dense.whitened = None if squares is None else squares / s / s
+    return dense
 
 
 def embedding(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

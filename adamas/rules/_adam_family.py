@@ -90,7 +90,7 @@ def _fused(params: list[Tensor], states: list[dict[str, Any]], group: dict[str, 
         state["step"] = step
     torch._fused_adamw_(
         params,
-        [p.grad for p in params],
+        [p.grad for p in params if p.grad is not None],
         [state["m"] for state in states],
         [state["v"] for state in states],
         [],

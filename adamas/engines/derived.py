@@ -1,0 +1,182 @@
+r"""Weights that a model computes from its parameters: standardised, normalised, re-parametrised.
+
+Where a layer uses :math:`t = f(p)`, an example's gradient for :math:`p` is :math:`J^T G_i`, with its gradient
+:math:`G_i` for :math:`t` and the Jacobian :math:`J` of :math:`f`. In general that takes a vector-Jacobian
+product for each example. For the usual normalisations of the rows of a weight matrix
+(`RowMap`) the norm of the product has a closed form.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from adamas._numerics import squared_norms
+from adamas.engines.records import CANCELLATION, CHUNK, Convolution, Outer, Record
+from adamas.geometry import Geometry
+
+Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
+"""Derived weights, and the records of their uses."""
+
+
+def leaves_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
+    """The parameters of which a derived weight is a function."""
+    found: list[Tensor] = []
+    seen, todo = set(), [t.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf in params:
+            found.append(leaf)
+        todo += [following for following, _ in node.next_functions]
+    return found
+
+
+def grouped(derived: Derived, params: Collection[Tensor]) -> list[tuple[list[Tensor], Derived]]:
+    """Derived weights that share parameters, together with these parameters."""
+    groups: list[tuple[list[Tensor], Derived]] = []
+    for t, records in derived:
+        leaves, members = leaves_of(t, params), [(t, records)]
+        apart = []
+        for other in groups:
+            if any(any(p is q for q in leaves) for p in other[0]):
+                leaves += [p for p in other[0] if not any(p is q for q in leaves)]
+                members += other[1]
+            else:
+                apart.append(other)
+        groups = [*apart, (leaves, members)]
+    return groups
+
+
+def derived_squares(
+    leaves: list[Tensor], members: Derived, direct: Mapping[Tensor, list[Record]], geometry: Geometry
+) -> Tensor:
+    """Squared whitened norms over the parameters of a group, which may have uses of their own."""
+    if len(members) == 1 and len(members[0][1]) == 1 and not any(p in direct for p in leaves):
+        taken = members[0][1][0].whitened
+        if taken is not None:
+            return taken
+    size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
+    n = members[0][1][0].n
+    step = max(1, CHUNK // max(1, size))
+    parts = []
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        gradients = torch.autograd.grad(
+            [t for t, _ in members],
+            leaves,
+            [_total(records, rows) for _, records in members],
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
+        )
+        squares = torch.zeros((), dtype=torch.float64)
+        for p, g in zip(leaves, gradients, strict=True):
+            k = rows.stop - rows.start
+            total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
+            for record in direct.get(p, []):
+                total = total + record.materialize(rows)
+            squares = squares + squared_norms(geometry.whiten(p, total))
+        parts.append(squares)
+    return torch.cat(parts)
+
+
+def _total(records: list[Record], rows: slice) -> Tensor:
+    total = records[0].materialize(rows)
+    for record in records[1:]:
+        total = total + record.materialize(rows)
+    return total
+
+
+class RowMap:
+    r"""The Jacobian of a normalisation that treats each row of a weight alike.
+
+    For a row with unit vector :math:`\hat t = t/|t|`, weight standardisation, normalisation to length 1 and
+    scaling all have
+
+    .. math:: J^T G = \alpha\,G_\perp + \alpha_1\,\bar g\,1 + \alpha_t\,(\hat t \cdot G)\,\hat t
+
+    with the row's mean :math:`\bar g` and the rest :math:`G_\perp`. So with n numbers in a row,
+
+    .. math:: |J^T G|^2 = \alpha^2 |G|^2 + (\alpha_1^2 - \alpha^2)\,n \bar g^2
+              + (\alpha_t^2 - \alpha^2)(\hat t \cdot G)^2.
+
+    The three factors are read off the Jacobian, and the form is checked with a random vector, at every step.
+    """
+
+    def __init__(self, leaf: Tensor, alpha: Tensor, one: Tensor, own: Tensor, length: Tensor) -> None:
+        self.leaf, self.alpha, self.one, self.own, self.length = leaf, alpha, one, own, length
+        self.width = leaf.shape[1:].numel()
+
+    @classmethod
+    def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
+        """The map of a derived weight, or None if its Jacobian has another form."""
+        leaves = leaves_of(t, params)
+        if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
+            return None
+        (leaf,) = leaves
+
+        with torch.no_grad():
+            rows = t.flatten(1)
+            length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            unit = rows / length
+            tolerance = 64 * torch.finfo(t.dtype).eps
+            centred = bool((unit.mean(1).abs() < tolerance).all())
+            height, width = rows.shape
+            random = torch.Generator().manual_seed(0)
+            factors = 1 + torch.rand((height, 1), generator=random)  # of one size: no row drowns in rounding
+            rest = (factors * torch.randn((1, width), generator=random)).to(rows)
+            rest -= _dot(rest, unit).to(rows) * unit
+            if centred:
+                rest -= rest.mean(1, keepdim=True)
+            vector = torch.add(rest, unit, alpha=width**0.5)
+            if centred:
+                vector += 1
+        (pulled,) = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)
+        with torch.no_grad():
+            pulled = pulled.flatten(1)
+            alpha = _dot(pulled, rest) / _dot(rest, rest)
+            own = _dot(pulled, unit) / width**0.5
+            one = pulled.double().mean(1, keepdim=True) if centred else alpha
+            error = pulled - alpha.to(rows) * rest
+            error -= (own * width**0.5).to(rows) * unit
+            if centred:
+                error -= one.to(rows)
+            small = torch.linalg.vector_norm(error, dim=1) <= tolerance * torch.linalg.vector_norm(
+                pulled, dim=1
+            )
+        if not small.all():  # also where something is not finite
+            return None
+        return cls(leaf, *(factor[:, 0].double() for factor in (alpha, one, own, length)))
+
+    def squares(self, record: Outer | Convolution, rows: Tensor | None, output: Tensor) -> Tensor | None:
+        """`|J^T G_i|^2` in float64, or None where it has no cheap form or would lose digits.
+
+        Args:
+            record: The use of the derived weight.
+            rows: Squared norms of the rows of each `G_i`, if they are known.
+            output: The layer's output without its bias, of the record's output gradient's shape: as
+                `y = t x`, its product with the output gradient is `t . G`.
+        """
+        if rows is not None:
+            total = rows @ self.alpha.square()
+        else:
+            scaled = record.with_rows_scaled(self.alpha.to(record.dtype)).squares()
+            if scaled is None:
+                return None
+            total = scaled
+        result = total + (record.row_products(output) / self.length).square() @ (
+            self.own.square() - self.alpha.square()
+        )
+        if not torch.equal(self.one, self.alpha):
+            result += record.row_sums().square() @ (self.one.square() - self.alpha.square()) / self.width
+        return None if (result < CANCELLATION * total).any() else result
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """The products of the rows of two matrices, in float64: `(rows, 1)`."""
+    return (x * y).sum(1, keepdim=True, dtype=torch.float64)
