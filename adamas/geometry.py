@@ -76,7 +76,7 @@ class Geometry:
     def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:
         """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
         c = self.center_of(p)
-        return (gradients if c is None else gradients - c) / self.scale[p]
+        return gradients / self.scale[p] if c is None else (gradients - c).div_(self.scale[p])
 
     def unwhiten(self, p: Tensor, whitened: Tensor) -> Tensor:
         """`c + s u`, the inverse of `whiten`."""

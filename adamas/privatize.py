@@ -128,7 +128,10 @@ def privatize(
             _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
-        variance[p] = (s * std) ** 2 if std > 0 else 0.0
+        if isinstance(s, Tensor):
+            variance[p] = (s * std).square_()
+        else:
+            variance[p] = (s * std) ** 2 if std > 0 else 0.0  # an infinite scale has no noise
         c = geometry.center_of(p)
         if c is not None:
             # c + s * (sum w g - (sum w) c) / (s B): missing examples count as examples at the centre.

@@ -6,6 +6,7 @@ product for each example. For the usual normalisations of the rows of a weight m
 (`RowMap`) the norm of the product has a closed form.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
@@ -105,7 +106,7 @@ class RowMap:
     .. math:: |J^T G|^2 = \alpha^2 |G|^2 + (\alpha_1^2 - \alpha^2)\,n \bar g^2
               + (\alpha_t^2 - \alpha^2)(\hat t \cdot G)^2.
 
-    The three factors are read off the Jacobian, and the form is checked with a random vector, at every step.
+    The three factors are read off the Jacobian, and the form is checked with another vector, at every step.
     """
 
     def __init__(self, leaf: Tensor, alpha: Tensor, one: Tensor, own: Tensor, length: Tensor) -> None:
@@ -127,9 +128,8 @@ class RowMap:
             tolerance = 64 * torch.finfo(t.dtype).eps
             centred = bool((unit.mean(1).abs() < tolerance).all())
             height, width = rows.shape
-            random = torch.Generator().manual_seed(0)
-            factors = 1 + torch.rand((height, 1), generator=random)  # of one size: no row drowns in rounding
-            rest = (factors * torch.randn((1, width), generator=random)).to(rows)
+            # Rows of one size, so that none drowns in rounding.
+            rest = (1.5 + _scattered(height, rows)).unsqueeze(1) / 2 * _scattered(width, rows)
             rest -= _dot(rest, unit).to(rows) * unit
             if centred:
                 rest -= rest.mean(1, keepdim=True)
@@ -175,6 +175,12 @@ class RowMap:
         if not torch.equal(self.one, self.alpha):
             result += record.row_sums().square() @ (self.one.square() - self.alpha.square()) / self.width
         return None if (result < CANCELLATION * total).any() else result
+
+
+def _scattered(n: int, like: Tensor) -> Tensor:
+    """n values in [-1, 1] without a pattern that a Jacobian could have."""
+    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
+    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

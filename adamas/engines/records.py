@@ -65,8 +65,14 @@ class Record(ABC):
         """`<G_i, c>` in float64, or None where materializing is as good."""
         return None
 
-    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor | None:
-        """`sum r (G_i - c)^2` for a weight per coordinate, or None where materializing is as good."""
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor | None:
+        """`|(G_i - c)/s|^2` for a scale per coordinate, or None where materializing is as good.
+
+        Args:
+            c: The centre.
+            s: The scale.
+            constant: `|c/s|^2`.
+        """
         return None
 
 
@@ -173,16 +179,16 @@ class Outer(Record):
         """The sum over each row of the gradients: `(n, d)`, float64."""
         return self.row_products(self.a.sum(2, keepdim=True))
 
-    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor | None:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor | None:
         if self.places != 1:
             return None
         a, e = self.a[:, 0], self.e[:, 0]
-        matrix = r if not self.transposed else r.t()
-        total = _rowwise(e.square() @ matrix, a.square())
+        matrix = s.pow(-2)
+        total = _rowwise(e.square() @ (matrix.t() if self.transposed else matrix), a.square())
         if c is not None:
-            weighted = c * r
-            matrix = weighted if not self.transposed else weighted.t()
-            total = total - 2 * _rowwise(e @ matrix, a) + (c * weighted).double().sum()
+            matrix.mul_(c)
+            total -= 2 * _rowwise(e @ (matrix.t() if self.transposed else matrix), a)
+            total += constant
         return total
 
 
@@ -401,14 +407,15 @@ class Lookup(Record):
         example, row, total = self.touched()
         return self._per_example(example, _rowwise(total, c[row]))
 
-    def scaled_squares(self, c: Tensor | None, r: Tensor) -> Tensor:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor:
         example, row, total = self.touched()
+        scale = s[row]
         if c is None:
-            return self._per_example(example, _rowwise(total.square(), r[row]))
-        near = c[row]
-        # On the touched rows |g - c|^2 directly; everywhere else it is |c|^2, the same for all.
-        changed = _rowwise((total - near).square(), r[row]) - _rowwise(near.square(), r[row])
-        return self._per_example(example, changed) + (c.square() * r).double().sum()
+            return self._per_example(example, squared_norms(total / scale))
+        near = c[row] / scale
+        # On the touched rows |(g - c)/s|^2 directly; everywhere else it is |c/s|^2, the same for all.
+        changed = squared_norms(total / scale - near) - squared_norms(near)
+        return self._per_example(example, changed) + constant
 
     def _per_example(self, example: Tensor, values: Tensor) -> Tensor:
         return torch.zeros(self.n, dtype=torch.float64, device=self.e.device).index_add_(0, example, values)
@@ -460,35 +467,36 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
     full = isinstance(s, Tensor) and s.dim() > 0
     center = None if c is None else torch.as_tensor(c, dtype=p.dtype, device=p.device).expand_as(p)
     total: Tensor | None = None
+    if len(records) == 1 and records[0].whitened is not None:
+        return records[0].whitened
+    constant = torch.zeros((), dtype=torch.float64, device=p.device)
+    if center is not None:
+        constant = squared_norms((center / s).unsqueeze(0))[0]
     if len(records) == 1:
         (record,) = records
-        if record.whitened is not None:
-            return record.whitened
         if full:
-            total = record.scaled_squares(center, torch.as_tensor(s).square().reciprocal())
+            assert isinstance(s, Tensor)
+            total = record.scaled_squares(center, s, constant)
         else:
-            total = _expanded(record, center, float(s))
+            total = _expanded(record, center, float(s), constant)
     elif not full and center is None:
         total = _tied_squares(records, float(s))
     if total is None:
         return _direct(records, p, geometry, slice(None))
     if center is not None:
-        constant = geometry.whiten(p, torch.zeros_like(p))
-        near = total < CANCELLATION * squared_norms(constant.unsqueeze(0))
+        near = total < CANCELLATION * constant
         if near.any():
             total[near] = _direct(records, p, geometry, near.nonzero().squeeze(1))
     return total
 
 
-def _expanded(record: Record, center: Tensor | None, s: float) -> Tensor | None:
-    """`(|G|^2 - 2 <G, c> + |c|^2) / s^2` where the record has formulas for its parts."""
+def _expanded(record: Record, center: Tensor | None, s: float, constant: Tensor) -> Tensor | None:
+    """`(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` where the record has formulas for its parts."""
     squares = record.squares()
-    if squares is not None and center is not None:
-        products = record.products(center)
-        if products is None:
-            return None
-        squares = squares - 2 * products + squared_norms(center.unsqueeze(0))
-    return squares if squares is None or s == 1.0 else squares / s / s
+    if squares is None or center is None:
+        return squares if squares is None or s == 1.0 else squares / s / s
+    products = record.products(center)
+    return None if products is None else (squares - 2 * products) / s / s + constant
 
 
 def _tied_squares(records: list[Record], s: float) -> Tensor | None:
