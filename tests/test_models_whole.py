@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from adamas import UnsupportedError
 from adamas.engines import ENGINES, Bookkeeping
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
@@ -385,28 +384,6 @@ every_model = pytest.mark.parametrize("name", MODELS)
 most_models = pytest.mark.parametrize("name", MOST)
 both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 
-FUNCTIONAL_DROPOUT = {
-    name: pytest.mark.xfail(
-        raises=UnsupportedError,
-        strict=True,
-        reason="the check for losses that mix takes the dropout of scaled_dot_product_attention for mixing",
-    )
-    for name in ("tied transformer", "BERT, sdpa", "MiniLM", "GPT-2, sdpa")
-}
-RECOMPUTED_DROPOUT = {
-    name: pytest.mark.xfail(
-        raises=RuntimeError,
-        strict=True,
-        reason="a derived weight in a checkpoint runs the checkpoint again, with its dropout, under vmap",
-    )
-    for name in ("WRN-10-2, standardised", "BERT, DoRA")
-}
-
-
-def names(failing: dict[str, pytest.MarkDecorator]) -> list[Any]:
-    """The models, with those marked that are known to fail."""
-    return [pytest.param(name, marks=failing.get(name, ())) for name in MOST]
-
 
 def made(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Built:
     """Model in training mode, batch and loss, with parameters that are no ones and zeros."""
@@ -478,7 +455,7 @@ def test_loop_and_bookkeeping_agree_in_evaluation_mode(name):
         close(value, sums[p])
 
 
-@pytest.mark.parametrize("name", names(FUNCTIONAL_DROPOUT))
+@most_models
 def test_exact_with_the_dropout_masks_that_the_model_draws(name):
     model, batch, loss = made(name, dropout=0.3)
     expected = together(model, batch, loss)
@@ -498,16 +475,8 @@ def test_exact_with_checkpointing(name, reentrant):
     assert_ordinary(model, made(name, reentrant=reentrant)[0], batch, loss)
 
 
-@pytest.mark.parametrize(
-    ("name", "reentrant"),
-    [
-        *(
-            pytest.param(*each.values, False, marks=each.marks)
-            for each in names(FUNCTIONAL_DROPOUT | RECOMPUTED_DROPOUT)
-        ),
-        *(pytest.param(*each.values, True, marks=each.marks) for each in names(FUNCTIONAL_DROPOUT)),
-    ],
-)
+@both_kinds
+@most_models
 def test_exact_with_dropout_in_a_checkpoint(name, reentrant):
     plain, batch, loss = made(name, dropout=0.3)
     model, _, _ = made(name, dropout=0.3, reentrant=reentrant)
@@ -598,22 +567,17 @@ def bert_without_types(model: Any, batch: Batch) -> Tensor:
     return F.cross_entropy(out.logits, batch[2], reduction="none")
 
 
-READS = "transformers makes no mask `if padding_mask.all()`, which reads values of the batch"
-SPREAD = "without token types BERT looks up zeros of its own, (n, T), which are not of the batch"
-
-
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        pytest.param(name, loss, marks=pytest.mark.xfail(raises=UnsupportedError, strict=True, reason=reason))
-        for name, loss, reason in [
-            ("BERT, eager", bert_masked, READS),
-            ("BERT, sdpa", bert_masked, READS),
-            ("BERT, LoRA", bert_masked, READS),
-            ("GPT-2, sdpa", gpt2_masked, READS),
-            ("BERT, eager", bert_without_types, SPREAD),
-            ("BERT, sdpa", bert_without_types, SPREAD),
-        ]
+        # transformers makes no mask `if padding_mask.all()`, a shortcut
+        ("BERT, eager", bert_masked),
+        ("BERT, sdpa", bert_masked),
+        ("BERT, LoRA", bert_masked),
+        ("GPT-2, sdpa", gpt2_masked),
+        # without token types BERT looks up zeros of its own, (n, T), which are not of the batch
+        ("BERT, eager", bert_without_types),
+        ("BERT, sdpa", bert_without_types),
     ],
 )
 def test_exact_as_the_model_is_usually_called(name, loss):

@@ -8,7 +8,7 @@ product for each example. For the usual normalisations of the rows of a weight m
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -67,13 +67,8 @@ def derived_squares(
     parts = []
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
-        gradients = torch.autograd.grad(
-            [t for t, _ in members],
-            leaves,
-            [_total(records, rows) for _, records in members],
-            retain_graph=True,
-            allow_unused=True,
-            is_grads_batched=True,
+        gradients = _pulled_back(
+            [t for t, _ in members], leaves, [_total(records, rows) for _, records in members]
         )
         squares = torch.zeros((), dtype=torch.float64)
         for p, g in zip(leaves, gradients, strict=True):
@@ -84,6 +79,18 @@ def derived_squares(
             squares = squares + squared_norms(geometry.whiten(p, total))
         parts.append(squares)
     return torch.cat(parts)
+
+
+def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]) -> list[Tensor | None]:
+    """Vector-Jacobian products of a chunk of examples: `(k, *p.shape)` for each parameter."""
+    settings: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
+    try:
+        return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **settings))
+    except RuntimeError:  # such as a checkpoint that draws dropout masks when it is run again
+        each = [torch.autograd.grad(outputs, leaves, one, **settings) for one in zip(*rows, strict=True)]
+        return [
+            None if any(g is None for g in parts) else torch.stack(parts) for parts in zip(*each, strict=True)
+        ]
 
 
 def _total(records: list[Record], rows: slice) -> Tensor:
@@ -178,7 +185,7 @@ class RowMap:
 
 
 def _scattered(n: int, like: Tensor) -> Tensor:
-    """n values in [-1, 1] without a pattern that a Jacobian could have."""
+    """Values in [-1, 1] without a pattern that a Jacobian could have."""
     phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
     return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
 

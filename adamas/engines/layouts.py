@@ -31,7 +31,7 @@ class Workspace:
         checked: Whether its loss was checked, if only on one example.
         layouts: For each use of a weight, where the examples are in its output.
         open: Uses that had gradients of 0 only, so that any layout fitted.
-        constant: Expansions of a weight that do not run over the examples.
+        constant: Expansions and look-ups that do not run over the examples.
     """
 
     probed: bool = False
@@ -97,7 +97,7 @@ class Layouts:
             size = by_example(e, option, self.n, trailing).flatten(1).abs().amax(1)
             if not size[others].any():
                 good.append(option)
-        if not good and key[1] == "expand":
+        if not good and key[1] in ("expand", "fixed embedding"):
             self.workspace.constant.add(key)
             raise Unprobed
         if not good:

@@ -91,9 +91,13 @@ class _WithoutDropout(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        kwargs = kwargs or {}
         if name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
-        result = func(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:  # query, key, value, mask, dropout
+            kwargs = kwargs | ({"dropout_p": 0.0} if len(args) < 5 else {})
+            args = (*args[:4], 0.0, *args[5:]) if len(args) >= 5 else args
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16):
             self.narrow.add(result.dtype)
         return result

@@ -7,6 +7,7 @@ which is followed like the others. Whatever else a weight takes part in goes thr
 of the weight for each example, and `vmap` over that one function. What cannot be followed is refused by name.
 """
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,9 @@ _READS = {
     *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"),
     *("argwhere", "unique", "masked_select", "equal", "allclose", "is_nonzero"),
 }
+# Modules that ask only whether a shortcut applies, such as no mask where no token is masked. The answer is
+# no, which never depends on the batch and gives the same result.
+_SHORTCUTS = {"transformers.masking_utils"}
 _IN_PLACE: dict[str, Any] = {
     **{f"{name}_": getattr(torch, name) for name in ("add", "sub", "mul", "div", "lerp", "addcmul")},
     **{"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul},
@@ -95,6 +99,8 @@ class Recorder(Tracker):
             and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1:]))
         )
         if not self.in_backward and reads and any(t in self.data for t in tensors):
+            if func is Tensor.__bool__ and sys._getframe(1).f_globals.get("__name__") in _SHORTCUTS:
+                return False
             raise UnsupportedError(
                 f"The forward reads values of the batch with {func.__name__}, so that one example can change "
                 "the course of the others, which no clipping bounds. Use tensor functions such as "
@@ -126,8 +132,15 @@ class Recorder(Tracker):
             return self._derived(result) if any(True for _ in tensors_in(result)) else result
         if not any(self.is_data(t) for t in tensors_in((args, kwargs))):
             result = func(*args, **kwargs)
-            if name in _EXPANSIONS and self.is_tracked(args[0]) and uses.over_examples(self, args[0], result):
-                return uses.expanded(self, args[0], result.shape)
+            if name in _EXPANSIONS and self.is_tracked(args[0]):
+                if uses.over_examples(self, "expand", args[0], result):
+                    return uses.expanded(self, args[0], result.shape)
+            elif func is F.embedding:
+                _, w = bound(("input", "weight"), args, kwargs)
+                if self.is_tracked(w) and uses.over_examples(self, "fixed embedding", w, result):
+                    result = uses.embedding(self, func, args, kwargs, "fixed embedding")
+                    self.data[result] = True
+                    return result
             return self._derived(result)
         plain = _IN_PLACE.get(name)
         if plain is not None and self.is_data(args[0]):

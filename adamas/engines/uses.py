@@ -111,6 +111,8 @@ def _row_map(recorder: Tracker, w: Tensor) -> RowMap | None:
         return None
     if torch.is_autocast_enabled(w.device.type):
         return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None  # checkpointing: what a Jacobian needs is not there before the backward
     row_map = RowMap.fit(w, recorder.names.keys())
     if row_map is None or isinstance(geometry.scale[row_map.leaf], Tensor):
         return None
@@ -155,7 +157,9 @@ def _measured(
     return dense
 
 
-def embedding(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def embedding(
+    recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], function: str = "embedding"
+) -> Any:
     """A look-up of rows."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     indices, w, padding, max_norm, _, by_frequency, _ = bound(names, args, kwargs)
@@ -168,7 +172,7 @@ def embedding(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[
     if not recorder.is_tracked(w):
         return general(recorder, func, args, kwargs)
     padding = padding + w.shape[0] if padding is not None and padding < 0 else padding
-    key = recorder.key("embedding", w, dim=indices.dim() + 1)
+    key = recorder.key(function, w, dim=indices.dim() + 1)
 
     def put(indices: Tensor, e: Tensor) -> None:
         if recorder.outside():
@@ -325,11 +329,14 @@ def _copies(recorder: Tracker, p: Tensor, shape: tuple[int, ...], key: Key) -> T
     return result
 
 
-def over_examples(recorder: Tracker, p: Tensor, result: Tensor) -> bool:
-    """Whether an expansion runs over the examples, as of a class token; the probe's verdict holds."""
+def over_examples(recorder: Tracker, function: str, p: Tensor, result: Tensor) -> bool:
+    """Whether a function of a weight and constants makes a copy for each example; the probe's verdict holds.
+
+    An expansion does, of a class token, or a look-up of the same rows for each example.
+    """
     new_axis = p.dim() < result.dim() or p.shape[0] == 1
     fits = result.dim() > 0 and result.shape[0] == recorder.n and new_axis
-    key = _expansion_key(recorder, p, result.dim())
+    key = recorder.key(function, p, dim=result.dim())
     known = key in recorder.workspace.layouts or key in recorder.workspace.open
     return (
         fits
@@ -338,15 +345,11 @@ def over_examples(recorder: Tracker, p: Tensor, result: Tensor) -> bool:
     )
 
 
-def _expansion_key(recorder: Tracker, p: Tensor, dim: int) -> Key:
-    return recorder.key("expand", p, dim=dim)
-
-
 def expanded(recorder: Tracker, p: Tensor, shape: torch.Size) -> Tensor:
     """An expansion over the examples: a copy for each."""
     own = tuple(p.shape[1:] if p.dim() == len(shape) else p.shape)
     own = (1,) * (len(shape) - 1 - len(own)) + own
-    result = _copies(recorder, p, own, _expansion_key(recorder, p, len(shape))).expand(shape)
+    result = _copies(recorder, p, own, recorder.key("expand", p, dim=len(shape))).expand(shape)
     recorder.data[result] = True
     return result
 
