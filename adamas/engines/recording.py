@@ -94,11 +94,12 @@ class Recorder(Tracker):
     ) -> Any:
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
-        reads = getattr(func, "__name__", "") in _READS or (
-            getattr(func, "__name__", "") == "__getitem__"
-            and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1:]))
+        name = getattr(func, "__name__", "")
+        with_data = any(map(self.is_data, tensors))
+        reads = name in _READS or (
+            name == "__getitem__" and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1:]))
         )
-        if not self.in_backward and reads and any(t in self.data for t in tensors):
+        if not self.in_backward and reads and with_data:
             if func is Tensor.__bool__ and sys._getframe(1).f_globals.get("__name__") in _SHORTCUTS:
                 return False
             raise UnsupportedError(
@@ -110,15 +111,14 @@ class Recorder(Tracker):
             result = self._intercept(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
-        if any(t in self.data for t in tensors):
-            self._mark(func, args, result)
+        if with_data:
+            self._mark(name, args, result)
         return result
 
-    def _mark(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         for t in tensors_in(result):
-            if id(t) not in self.tracked:
+            if id(t) not in self.tracked and not t.requires_grad:  # those that do are data anyway
                 self.data[t] = True
-        name = getattr(func, "__name__", "")
         if args and isinstance(args[0], Tensor) and (name == "__setitem__" or name.endswith("_")):
             self.data[args[0]] = True
 

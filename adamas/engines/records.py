@@ -65,13 +65,13 @@ class Record(ABC):
         """`<G_i, c>` in float64, or None where materializing is as good."""
         return None
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor | None:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor | None:
         """`|(G_i - c)/s|^2` for a scale per coordinate, or None where materializing is as good.
 
         Args:
             c: The centre.
             s: The scale.
-            constant: `|c/s|^2`.
+            constant: `|c/s|^2`, if there is a centre.
         """
         return None
 
@@ -179,13 +179,13 @@ class Outer(Record):
         """The sum over each row of the gradients: `(n, d)`, float64."""
         return self.row_products(self.a.sum(2, keepdim=True))
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor | None:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor | None:
         if self.places != 1:
             return None
         a, e = self.a[:, 0], self.e[:, 0]
         matrix = s.pow(-2)
         total = _rowwise(e.square() @ (matrix.t() if self.transposed else matrix), a.square())
-        if c is not None:
+        if c is not None and constant is not None:
             matrix.mul_(c)
             total -= 2 * _rowwise(e @ (matrix.t() if self.transposed else matrix), a)
             total += constant
@@ -407,10 +407,10 @@ class Lookup(Record):
         example, row, total = self.touched()
         return self._per_example(example, _rowwise(total, c[row]))
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor) -> Tensor:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor:
         example, row, total = self.touched()
         scale = s[row]
-        if c is None:
+        if c is None or constant is None:
             return self._per_example(example, squared_norms(total / scale))
         near = c[row] / scale
         # On the touched rows |(g - c)/s|^2 directly; everywhere else it is |c/s|^2, the same for all.
@@ -435,6 +435,8 @@ def add_weighted_sum(records: list[Record], weights: Tensor, out: Tensor, *, fre
 
 def merged(records: list[Record]) -> list[Record]:
     """Several uses of one weight in as few records as give exact cross terms."""
+    if len(records) == 1:
+        return records
     result: list[Record] = []
     for transposed in (False, True):
         outer = [r for r in records if isinstance(r, Outer) and r.transposed == transposed]
@@ -469,9 +471,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
     total: Tensor | None = None
     if len(records) == 1 and records[0].whitened is not None:
         return records[0].whitened
-    constant = torch.zeros((), dtype=torch.float64, device=p.device)
-    if center is not None:
-        constant = squared_norms((center / s).unsqueeze(0))[0]
+    constant = None if center is None else squared_norms((center / s).unsqueeze(0))[0]
     if len(records) == 1:
         (record,) = records
         if full:
@@ -483,17 +483,17 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
         total = _tied_squares(records, float(s))
     if total is None:
         return _direct(records, p, geometry, slice(None))
-    if center is not None:
+    if constant is not None:
         near = total < CANCELLATION * constant
         if near.any():
             total[near] = _direct(records, p, geometry, near.nonzero().squeeze(1))
     return total
 
 
-def _expanded(record: Record, center: Tensor | None, s: float, constant: Tensor) -> Tensor | None:
+def _expanded(record: Record, center: Tensor | None, s: float, constant: Tensor | None) -> Tensor | None:
     """`(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` where the record has formulas for its parts."""
     squares = record.squares()
-    if squares is None or center is None:
+    if squares is None or center is None or constant is None:
         return squares if squares is None or s == 1.0 else squares / s / s
     products = record.products(center)
     return None if products is None else (squares - 2 * products) / s / s + constant

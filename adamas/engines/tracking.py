@@ -52,7 +52,7 @@ class Tracker(TorchFunctionMode):
 
     def is_data(self, t: Tensor) -> bool:
         """Whether a tensor may hold something that differs from example to example."""
-        return id(t) not in self.tracked and (t in self.data or t.requires_grad)
+        return id(t) not in self.tracked and (t.requires_grad or t in self.data)
 
     def clean(self, x: Tensor, *weights: Tensor | None) -> bool:
         """The input is data, and every weight is followed or a constant: the fast formulas apply."""
