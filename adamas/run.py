@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from dp_accounting import NeighboringRelation
 from torch import nn
@@ -14,7 +15,9 @@ from torch.optim.swa_utils import AveragedModel
 from adamas._checks import check_modules
 from adamas._progress import progress_bar
 from adamas._streams import Seed
-from adamas.engines import ENGINES, Engine, Loss, trainable_parameters
+from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
+from adamas.engines.explain import Explanation
+from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import Ledger, composed_epsilon
 from adamas.loading import Batch, Loader
@@ -141,6 +144,35 @@ class PrivateRun:
                 record=lambda: self._record(batch.step),
             )
         return release
+
+    def explain(self) -> Explanation:
+        """Which function uses each parameter, how its norms are taken, and its share of time and memory.
+
+        Tries the first examples of the data set; nothing is released, recorded or changed.
+
+        Example:
+            >>> import torch, adamas
+            >>> from torch.nn import functional as F
+            >>> model = torch.nn.Linear(2, 2)
+            >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.ones(50).long())
+            >>> run = adamas.make_private(
+            ...     model, adamas.rules.Adam(model.parameters()), data,
+            ...     lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
+            ...     batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-3)
+            >>> run.explain().costs[0].formula
+            '|input| |output gradient|'
+        """
+        sampler = self.loader.sampler
+        examples = min(sampler.dataset_size, self.loader.micro_batch_size or sampler.batch_size)
+        rows = np.arange(examples)
+        with model_randomness(self.noise.seed, self.steps_done):
+            data = self.loader.check(self.loader.fetch(rows), rows)
+            try:
+                Bookkeeping(self.model, self.loss, data).norms(self._geometry())  # probes, warms up
+                explanation = Bookkeeping(self.model, self.loss, data).explain(self._geometry())
+            except UnsupportedError as error:
+                return Explanation(self.engine, str(error), examples, 0.0, [])
+        return replace(explanation, engine=self.engine)
 
     def epsilon(self, accountant: str | None = None) -> float:
         """The epsilon spent so far, at the run's delta."""

@@ -5,6 +5,7 @@ cheapest exact formula (`records`); and the weighted sum is one matrix product p
 rows of the output gradient scaled by the weights.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from adamas._numerics import batch_length, map_tensors, named_tensors, squared_norms
 from adamas.engines.base import Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.derived import Derived, derived_squares, grouped
+from adamas.engines.explain import Cost, Explanation
 from adamas.engines.layouts import Unprobed, Workspace
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.engines.recording import Recorder
@@ -48,6 +50,9 @@ class Bookkeeping:
         self._workspace = _workspaces.setdefault(model, {}).setdefault(key, Workspace())
         self._direct: dict[Tensor, list[Record]] | None = None
         self._derived: Derived = []
+        self._uses: dict[
+            Tensor, tuple[str, float]
+        ] = {}  # functions that used a weight, seconds for its norms
         self._finite: Tensor | None = None
 
     def norms(self, geometry: Geometry) -> Tensor:
@@ -121,6 +126,51 @@ class Bookkeeping:
             derived = [(t, [r.kept(rows) for r in records]) for t, records in derived]
         return direct, derived, weights
 
+    def explain(self, geometry: Geometry) -> Explanation:
+        """What the norms and the weighted sum cost, parameter by parameter."""
+        start = time.perf_counter()
+        direct = self._records(geometry)
+        rest = time.perf_counter() - start - sum(seconds for _, seconds in self._uses.values())
+        costs: dict[Tensor, Cost] = {}
+        counted: set[int] = set()
+
+        def add(
+            p: Tensor, weights: list[Tensor], records: list[Record], formula: str, seconds: float
+        ) -> None:
+            held = {t.untyped_storage().data_ptr(): t.nbytes for r in records for t in r.tensors()}
+            size = sum(nbytes for place, nbytes in held.items() if place not in counted)
+            counted.update(held)
+            function = ", ".join(dict.fromkeys(self._uses[t][0] for t in weights))
+            costs[p] = Cost(self._names[p], tuple(p.shape), function, formula, seconds, size)
+
+        ones = torch.ones(self._n, dtype=torch.float64, device=next(iter(self._names)).device)
+        with torch.no_grad():
+            for group, members in grouped(self._derived, self._names.keys()):
+                records = [r for _, each in members for r in each]
+                closed = len(records) == 1 and records[0].whitened is not None
+                start = time.perf_counter()
+                derived_squares(group, members, direct, geometry)
+                for t, each in members:
+                    add_weighted_sum(each, ones, torch.empty_like(t), fresh=True)
+                seconds = time.perf_counter() - start + sum(self._uses[t][1] for t, _ in members)
+                formula = "closed form of normalised rows" if closed else "Jacobian products in chunks"
+                for p in group:
+                    own = direct.get(p, [])
+                    weights = [t for t, _ in members] + ([p] if own else [])
+                    add(p, weights, records + own, formula, seconds / len(group))
+            for p, records in direct.items():
+                if p not in costs:
+                    start = time.perf_counter()
+                    squared_whitened_norms(records, p, geometry)
+                    add_weighted_sum(records, ones, torch.empty_like(p), fresh=True)
+                    seconds = time.perf_counter() - start + self._uses[p][1]
+                    full = isinstance(geometry.scale[p], Tensor)
+                    add(p, [p], records, " + ".join(dict.fromkeys(r.formula(full) for r in records)), seconds)
+        for p in self._names:
+            if p not in costs:
+                add(p, [], [], "", 0.0)
+        return Explanation("bookkeeping", None, self._n, max(rest, 0.0), [costs[p] for p in self._names])
+
     # --- recording ------------------------------------------------------------------------------------
 
     def _records(self, geometry: Geometry) -> dict[Tensor, list[Record]]:
@@ -154,6 +204,8 @@ class Bookkeeping:
                 ) from error
         self._direct = {}
         for t, records in recorder.uses.values():
+            functions = dict.fromkeys(record.function for record in records)
+            self._uses[t] = ", ".join(functions), sum(record.seconds for record in records)
             if t in self._names:
                 self._direct[t] = merged(records)
             else:

@@ -25,6 +25,9 @@ CHUNK = 1 << 19
 CANCELLATION = 1e-2
 
 
+CHUNKED = "per-example gradients in chunks"
+
+
 class Record(ABC):
     """The gradients of one weight, one per example, in a form that is cheaper than themselves.
 
@@ -32,10 +35,22 @@ class Record(ABC):
         n: Number of examples.
         whitened: Squared norms that were taken on the way, in the geometry of this step; of a derived weight,
             those of the parameter's gradients.
+        function: The function that used the weight.
+        seconds: Time that was spent on the way.
     """
 
     n: int
     whitened: Tensor | None = None
+    function: str = ""
+    seconds: float = 0.0
+
+    @abstractmethod
+    def formula(self, per_coordinate: bool) -> str:
+        """How norms are taken, in words, for a scale per coordinate or a single one."""
+
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """What the record holds."""
 
     @abstractmethod
     def materialize(self, rows: slice | Tensor) -> Tensor:
@@ -79,8 +94,8 @@ class Record(ABC):
 class Dense(Record):
     """Gradients in hand, `(n, *shape)`: biases, normalisations, whatever is small or was needed anyway."""
 
-    def __init__(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+    def __init__(self, gradients: Tensor, formula: str = "gradients in hand") -> None:
+        self.gradients, self._formula = gradients, formula
         self.n = gradients.shape[0]
         self._squares: Tensor | None = None
 
@@ -103,6 +118,12 @@ class Dense(Record):
             self._squares = squared_norms(self.gradients)
         return self._squares
 
+    def formula(self, per_coordinate: bool) -> str:
+        return self._formula
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.gradients,)
+
 
 class Outer(Record):
     """A linear map: inputs `(n, T, p)` and output gradients `(n, T, d)`; the gradient is `(d, p)`.
@@ -118,10 +139,13 @@ class Outer(Record):
         self.a, self.e, self.transposed, self.bias = a, e, transposed, bias
         self.n, self.places = a.shape[:2]
 
-    @property
-    def size(self) -> int:
-        """Numbers that the record holds."""
-        return self.a.numel() + self.e.numel()
+    def formula(self, per_coordinate: bool) -> str:
+        if self.places == 1:
+            return "two matrix products" if per_coordinate else "|input| |output gradient|"
+        return "Gram matrices of the places" if self.gram_pays() and not per_coordinate else CHUNKED
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.a, self.e)
 
     def gram_pays(self) -> bool:
         """Few places: the Gram matrices over places are smaller than the weight."""
@@ -257,10 +281,11 @@ class Convolution(Record):
     def dtype(self) -> torch.dtype:
         return self.e.dtype
 
-    @property
-    def size(self) -> int:
-        """Numbers that the record holds."""
-        return self.x.numel() + self.e.numel()
+    def formula(self, per_coordinate: bool) -> str:
+        return "Gram matrices of the pixels" if self.gram_pays() and not per_coordinate else CHUNKED
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.x, self.e)
 
     def gram_pays(self) -> bool:
         """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""
@@ -370,6 +395,12 @@ class Lookup(Record):
         self.indices, self.e, self.rows = indices, e, rows
         self.n = indices.shape[0]
         self._touched: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def formula(self, per_coordinate: bool) -> str:
+        return "sums over the touched rows"
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.indices, self.e)
 
     def touched(self) -> tuple[Tensor, Tensor, Tensor]:
         """Example, row and gradient of every row that an example touches, each once."""

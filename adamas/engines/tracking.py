@@ -80,8 +80,9 @@ class Tracker(TorchFunctionMode):
             )
         return not self.in_backward
 
-    def add(self, weight: Tensor, record: Record) -> None:
-        """Keeps the record of a weight."""
+    def add(self, weight: Tensor, record: Record, function: str) -> None:
+        """Keeps the record of a weight that a function used."""
+        record.function = function
         self.uses.setdefault(id(weight), (weight, []))[1].append(record)
 
 

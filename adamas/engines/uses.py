@@ -4,6 +4,7 @@ Every function takes the recorder and the call's arguments, returns the call's v
 the weight in the backward.
 """
 
+import time
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from adamas._numerics import squared_norms
 from adamas.engines import functions, recurrent
 from adamas.engines.derived import RowMap
 from adamas.engines.layouts import Key, by_example
-from adamas.engines.records import Convolution, Dense, Lookup, Outer, Record, whitened_squares
+from adamas.engines.records import CHUNKED, Convolution, Dense, Lookup, Outer, Record, whitened_squares
 from adamas.engines.tracking import Tracker, tensors_in
 from adamas.errors import UnsupportedError
+from adamas.geometry import Geometry
 
 # Per-example gradients of a layer are kept for the sum while they take at most this many times the memory of
 # the inputs and output gradients that they stand for; beyond it they are made in chunks for their norms, and
@@ -51,11 +53,12 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
         if recorder.is_tracked(b):
             assert b is not None
             bias = Dense(e.sum(1) if e.shape[1] > 1 else e[:, 0])
-            recorder.add(b, bias)
+            recorder.add(b, bias, "linear")
         if recorder.is_tracked(w):
             if y is not None:
                 y = by_example(y if b is None else y - b.detach(), layout, recorder.n, 1)
-            recorder.add(w, _measured(recorder, Outer(a, e, transposed, bias), w, row_map, y))
+            record = Outer(a, e, transposed, bias)
+            recorder.add(w, _measured(recorder, record, w, row_map, y), "linear")
 
     weight = w.detach().t() if transposed else w.detach()
     if x.dim() == 1:
@@ -92,12 +95,12 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
             return
         x, e = _wide(x), _wide(e)
         if recorder.is_tracked(b):
-            recorder.add(b, Dense(e.flatten(2).sum(2)))
+            recorder.add(b, Dense(e.flatten(2).sum(2)), "convolution")
         if recorder.is_tracked(w):
             if y is not None and b is not None:
                 y = y - b.detach().view(-1, *[1] * axes)
             record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
-            recorder.add(w, _measured(recorder, record, w, row_map, y))
+            recorder.add(w, _measured(recorder, record, w, row_map, y), "convolution")
 
     settings = (stride, padding, dilation, groups)
     arguments = (x, w.detach(), _detached(b), recorder.anchor, settings, put, row_map is not None)
@@ -126,35 +129,54 @@ def _measured(
 
     These gradients are kept for the sum instead of the record, unless they are large.
     """
-    assert recorder.geometry is not None
+    start = time.perf_counter()
+    result = _with_norms(recorder, record, w, row_map, y)
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _with_norms(
+    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
+) -> Record:
+    geometry, n = recorder.geometry, recorder.n
+    assert geometry is not None
     known = w in recorder.names
-    full = known and isinstance(recorder.geometry.scale[w], Tensor)
+    full = known and isinstance(geometry.scale[w], Tensor)
     cheap = (record.gram_pays() and not full) or (isinstance(record, Outer) and record.places == 1)
-    large = recorder.n * w.numel() > _KEPT * record.size
-    if row_map is not None and y is not None and (cheap or large):
-        s = float(recorder.geometry.scale[row_map.leaf])
-        squares = row_map.squares(record, None, y)
-        record.whitened = None if squares is None else squares / s / s
+    keep = n * w.numel() <= _KEPT * sum(t.numel() for t in record.tensors())
+    if known and cheap:
         return record
-    if large or (known and cheap):
+    if row_map is not None and cheap:
+        record.whitened = _of_rows(row_map, record, None, y, geometry)
         return record
-    buffer = torch.empty((recorder.n, *w.shape), dtype=record.dtype, device=w.device)
-    dense, taken = Dense(buffer), []
+    if not known and row_map is None and not keep:
+        return record
     step = record.chunk()
-    for i in range(0, recorder.n, step):
-        rows = slice(i, i + step)
-        part = record.materialize_into(buffer[rows], rows)
+    buffer = torch.empty((n if keep else step, *w.shape), dtype=record.dtype, device=w.device)
+    taken = []
+    for i in range(0, n, step):
+        rows = slice(i, min(i + step, n))
+        part = record.materialize_into(buffer[rows] if keep else buffer[: rows.stop - i], rows)
         if known:
-            taken.append(whitened_squares(part, w, recorder.geometry))
+            taken.append(whitened_squares(part, w, geometry))
         elif row_map is not None:
             taken.append(squared_norms(part.flatten(0, 1)).view(-1, w.shape[0]))
+    result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
     if known:
-        dense.whitened = torch.cat(taken)
-    elif row_map is not None and y is not None:
-        s = float(recorder.geometry.scale[row_map.leaf])
-        squares = row_map.squares(record, torch.cat(taken), y)
-        dense.whitened = None if squares is None else squares / s / s
-    return dense
+        result.whitened = torch.cat(taken)
+    elif row_map is not None:
+        result.whitened = _of_rows(row_map, record, torch.cat(taken), y, geometry)
+    return result
+
+
+def _of_rows(
+    row_map: RowMap, record: Outer | Convolution, rows: Tensor | None, y: Tensor | None, geometry: Geometry
+) -> Tensor | None:
+    """Squared whitened norms for the parameter behind a weight with normalised rows."""
+    assert y is not None
+    s = float(geometry.scale[row_map.leaf])
+    squares = row_map.squares(record, rows, y)
+    return None if squares is None else squares / s / s
 
 
 def embedding(
@@ -181,7 +203,7 @@ def embedding(
         if layout is not None:
             places = by_example(indices.unsqueeze(-1), layout, recorder.n, 1).squeeze(2)
             gradients = by_example(_wide(e), layout, recorder.n, 1)
-            recorder.add(w, Lookup(places, gradients, w.shape[0], padding))
+            recorder.add(w, Lookup(places, gradients, w.shape[0], padding), "embedding")
 
     return _apply(functions.Embed, w.detach(), indices, recorder.anchor, put)
 
@@ -216,7 +238,7 @@ def layer_norm(
             gw, gb = (parts[0] * parts[1]).sum(1), parts[1].sum(1)
         for weight, gradient in ((w, gw), (b, gb)):
             if weight is not None and recorder.is_tracked(weight) and gradient is not None:
-                recorder.add(weight, Dense(_wide(gradient)))
+                recorder.add(weight, Dense(_wide(gradient)), "layer_norm")
 
     return _apply(
         functions.LayerNorm, x, shape, _detached(w), _detached(b), eps, recorder.anchor, examples, put
@@ -242,7 +264,7 @@ def group_norm(
             if weight is None or gradient is None or not recorder.is_tracked(weight):
                 continue
             if recorder.layouts.find(key, gradient, 1, first_axis_only=True) is not None:
-                recorder.add(weight, Dense(_wide(gradient)))
+                recorder.add(weight, Dense(_wide(gradient)), "group_norm")
 
     return _apply(functions.GroupNorm, x, groups, _detached(w), _detached(b), eps, recorder.anchor, put)
 
@@ -323,7 +345,7 @@ def _copies(recorder: Tracker, p: Tensor, shape: tuple[int, ...], key: Key) -> T
         if recorder.outside():
             return
         if recorder.layouts.find(key, gradients, p.dim(), first_axis_only=True) is not None:
-            recorder.add(p, Dense(_wide(gradients)))
+            recorder.add(p, Dense(_wide(gradients)), key[1])
 
     result: Tensor = _apply(functions.Expand, p.detach(), recorder.anchor, recorder.n, shape, put)
     return result
