@@ -1,10 +1,11 @@
-"""The command line: `adamas train | epsilon | noise | steps`."""
+"""The command line: `adamas train | explain | epsilon | noise | steps`."""
 
 import ast
 import inspect
 import json
 import math
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,6 +152,40 @@ def train(
     console.print(f"files           {out}/result.json, model.safetensors, ledger.json", soft_wrap=True)
     if seed is not None:
         console.print(f"note            {result['note']}", soft_wrap=True)
+
+
+@app.command()
+def explain(
+    data: Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")] = "digits",
+    model: Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")] = "mlp",
+    rule: Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")] = "adam-bc",
+    batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 256,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: an argument of the rule.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Show which function uses each parameter, how its norms are taken, its share of time and memory."""
+    from adamas.data import load
+    from adamas.experiment import Settings, private_run
+
+    settings = Settings(
+        data=data,
+        model=model,
+        rule=rule,
+        rule_options=_assignments(rule, set_ or [], None),
+        batch_size=batch_size,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        steps=1,
+        engine=engine,
+    )
+    explanation = private_run(settings, load(data)).explain()
+    if as_json:
+        _print_json(asdict(explanation))
+    else:
+        print(explanation)
 
 
 @app.command("epsilon")

@@ -1,4 +1,4 @@
-"""One training run from settings to files: what `adamas train` does."""
+"""One training run from settings to files: what `adamas train` and `adamas explain` do."""
 
 import json
 import math
@@ -17,10 +17,10 @@ from torch.utils.data import TensorDataset
 from adamas import _validate
 from adamas._streams import Seed
 from adamas._version import __version__
-from adamas.data import load
+from adamas.data import Data, load
 from adamas.models import MODELS
 from adamas.rules import RULES
-from adamas.run import SEED_WARNING
+from adamas.run import SEED_WARNING, PrivateRun
 from adamas.training import make_private
 
 
@@ -47,6 +47,10 @@ class Settings:
     accountant: str = "pld"
     allow_large_delta: bool = False
 
+    def __post_init__(self) -> None:
+        _validate.one_of(MODELS, model=self.model)
+        _validate.one_of(RULES, rule=self.rule)
+
 
 def train_and_save(settings: Settings, out: Path, *, progress: bool | None = None) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
@@ -60,16 +64,45 @@ def train_and_save(settings: Settings, out: Path, *, progress: bool | None = Non
         raise ValueError(
             f"Expected --out without an earlier result, but {out} has one. Choose another folder."
         )
-    _validate.one_of(MODELS, model=settings.model)
-    _validate.one_of(RULES, rule=settings.rule)
     data = load(settings.data)
+    run = private_run(settings, data, progress=progress)
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    for _ in run:
+        pass
+    seconds = time.perf_counter() - start
+    epsilon = run.epsilon()
+    result: dict[str, Any] = {
+        "epsilon": epsilon if math.isfinite(epsilon) else "inf",
+        "delta": settings.delta,
+        "noise_multiplier": run.noise_multiplier,
+        "sampling_rate": run.loader.sampler.rate,
+        "steps": run.steps_done,
+        "test_accuracy": accuracy(run.model, data.test),
+        "seconds": round(seconds, 2),
+        "engine": run.engine,
+        "privacy": run.privacy_statement(),
+        "settings": asdict(settings),
+        "version": __version__,
+    }
+    if settings.seed is not None:
+        result["note"] = SEED_WARNING
+    weights = {name: p.contiguous() for name, p in run.model.state_dict().items()}
+    save_file(weights, out / "model.safetensors")
+    _write_json(out / "ledger.json", run.ledger.state_dict())
+    _write_json(out / "result.json", result)
+    return result
+
+
+def private_run(settings: Settings, data: Data, *, progress: bool | None = None) -> PrivateRun:
+    """The run that the settings describe, with a new model."""
     with torch.random.fork_rng():
         if settings.seed is not None:
             # The initial weights, which are public.
             torch.manual_seed(int(Seed(settings.seed).words("initial weights", count=1)[0]))
         model = MODELS[settings.model](data.input_shape, data.classes)
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
-    run = make_private(
+    return make_private(
         model,
         rule,
         data.train,
@@ -90,31 +123,6 @@ def train_and_save(settings: Settings, out: Path, *, progress: bool | None = Non
         progress=progress,
         allow_large_delta=settings.allow_large_delta,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    for _ in run:
-        pass
-    seconds = time.perf_counter() - start
-    epsilon = run.epsilon()
-    result: dict[str, Any] = {
-        "epsilon": epsilon if math.isfinite(epsilon) else "inf",
-        "delta": settings.delta,
-        "noise_multiplier": run.noise_multiplier,
-        "sampling_rate": run.loader.sampler.rate,
-        "steps": run.steps_done,
-        "test_accuracy": accuracy(model, data.test),
-        "seconds": round(seconds, 2),
-        "engine": run.engine,
-        "privacy": run.privacy_statement(),
-        "settings": asdict(settings),
-        "version": __version__,
-    }
-    if settings.seed is not None:
-        result["note"] = SEED_WARNING
-    save_file({name: p.contiguous() for name, p in model.state_dict().items()}, out / "model.safetensors")
-    _write_json(out / "ledger.json", run.ledger.state_dict())
-    _write_json(out / "result.json", result)
-    return result
 
 
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:

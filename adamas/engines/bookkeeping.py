@@ -158,8 +158,9 @@ class Bookkeeping:
                     own = direct.get(p, [])
                     weights = [t for t, _ in members] + ([p] if own else [])
                     add(p, weights, records + own, formula, seconds / len(group))
-            for p, records in direct.items():
-                if p not in costs:
+            for p in self._names:
+                if p in direct and p not in costs:
+                    records = direct[p]
                     start = time.perf_counter()
                     squared_whitened_norms(records, p, geometry)
                     add_weighted_sum(records, ones, torch.empty_like(p), fresh=True)

@@ -71,7 +71,9 @@ class Explanation:
             for line in [head, *lines]
         ]
         summary = (
-            f"engine {self.engine}, {self.examples} examples: {1000 * total:.1f} ms, "
+            f"engine bookkeeping, {self.examples} examples: {1000 * total:.1f} ms, "
             f"{held / 2**20:.1f} MB held for the sum"
         )
+        if self.engine != "bookkeeping":
+            summary = f"the run uses engine {self.engine}; with {summary}"
         return "\n".join([summary, *table])
