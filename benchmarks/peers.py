@@ -28,6 +28,7 @@ import sys
 import time
 
 WORKLOADS, METHODS = {}, {}
+SEQUENCE = 128  # tokens of the text workloads; --seq overrides it
 
 # --------------------------------------------------------------------------
 # Workloads
@@ -148,7 +149,8 @@ def _w3ws(batch):
     return wide_resnet(True), torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
 
-def text_classifier(layers=6, d=384, ff=1536, heads=12, seq=128, vocab=30522, classes=2):
+def text_classifier(layers=6, d=384, ff=1536, heads=12, vocab=30522, classes=2):
+    seq = SEQUENCE
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -810,6 +812,7 @@ class Client:
             str(args.warmup),
         ] + (["--verbose"] if args.verbose else [])
         cmd += ["--batch", str(args.batch)] if args.batch else []
+        cmd += ["--seq", str(args.seq)] if args.seq else []
         err = None if args.verbose else subprocess.DEVNULL
         self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True)
         self.info = self.read()
@@ -1130,6 +1133,7 @@ def main():
     ap.add_argument("--clip", type=float, default=1.0)
     ap.add_argument("--sigma", type=float, default=1.0)
     ap.add_argument("--batch", type=int, help="override every workload's batch size")
+    ap.add_argument("--seq", type=int, help="tokens of the text workloads")
     ap.add_argument("--seed", type=int, default=0, help="of --check")
     ap.add_argument("--top", type=int, default=10)
     ap.add_argument("--json")
@@ -1139,6 +1143,8 @@ def main():
     ap.add_argument("--workload", help=argparse.SUPPRESS)
     ap.add_argument("--method", help=argparse.SUPPRESS)
     args = ap.parse_args()
+    global SEQUENCE
+    SEQUENCE = args.seq or SEQUENCE
     if args.batch:
         for spec in WORKLOADS.values():
             spec["batch"] = args.batch
