@@ -113,7 +113,8 @@ class RowMap:
     .. math:: |J^T G|^2 = \alpha^2 |G|^2 + (\alpha_1^2 - \alpha^2)\,n \bar g^2
               + (\alpha_t^2 - \alpha^2)(\hat t \cdot G)^2.
 
-    The three factors are read off the Jacobian, and the form is checked with another vector, at every step.
+    The three factors are read off the Jacobian with one vector, and the form is checked with another, at
+    every step.
     """
 
     def __init__(self, leaf: Tensor, alpha: Tensor, one: Tensor, own: Tensor, length: Tensor) -> None:
@@ -128,34 +129,45 @@ class RowMap:
             return None
         (leaf,) = leaves
 
+        height, width = t.shape[0], t.shape[1:].numel()
+        if width < 4:  # too few directions to tell the three factors apart
+            return None
         with torch.no_grad():
             rows = t.flatten(1)
             length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             unit = rows / length
             tolerance = 64 * torch.finfo(t.dtype).eps
             centred = bool((unit.mean(1).abs() < tolerance).all())
-            height, width = rows.shape
-            # Rows of one size, so that none drowns in rounding.
-            rest = (1.5 + _scattered(height, rows)).unsqueeze(1) / 2 * _scattered(width, rows)
-            rest -= _dot(rest, unit).to(rows) * unit
-            if centred:
-                rest -= rest.mean(1, keepdim=True)
-            vector = torch.add(rest, unit, alpha=width**0.5)
-            if centred:
-                vector += 1
-        (pulled,) = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)
+
+        def pulled(rest: Tensor, along: Tensor, mean: Tensor) -> Tensor:
+            vector = rest + along * unit + (mean if centred else 0)
+            (g,) = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)
+            return g.flatten(1)
+
+        def remainder(values: Tensor) -> Tensor:
+            """What is neither along the row nor its mean."""
+            values = values - _dot(values, unit).to(rows) * unit
+            return values - values.mean(1, keepdim=True) if centred else values
+
         with torch.no_grad():
-            pulled = pulled.flatten(1)
-            alpha = _dot(pulled, rest) / _dot(rest, rest)
-            own = _dot(pulled, unit) / width**0.5
-            one = pulled.double().mean(1, keepdim=True) if centred else alpha
-            error = pulled - alpha.to(rows) * rest
-            error -= (own * width**0.5).to(rows) * unit
+            # The factors come from one vector, whose rows are of one size, so that none drowns in rounding.
+            rest = remainder((1.5 + _scattered(height, rows)).unsqueeze(1) / 2 * _scattered(width, rows))
+            size = rows.new_full((height, 1), width**0.5)
+            g = pulled(rest, size, size / width**0.5)
+            alpha, own = _dot(g, rest) / _dot(rest, rest), _dot(g, unit) / width**0.5
+            one = g.double().mean(1, keepdim=True) if centred else alpha
+            # The form is checked on another one: rows that act on one another show in it.
+            phases = _scattered(3 * height + width, rows)
+            along, mean, factors = phases[: 3 * height].view(3, height, 1)
+            rest = remainder((1.5 + factors) * phases[3 * height :])
+            along = along * width**0.5
+            g = pulled(rest, along, mean)
+            expected = alpha.to(rows) * rest + (own * along).to(rows) * unit
             if centred:
-                error -= one.to(rows)
-            small = torch.linalg.vector_norm(error, dim=1) <= tolerance * torch.linalg.vector_norm(
-                pulled, dim=1
-            )
+                expected += (one * mean).to(rows)
+            scale = torch.linalg.vector_norm(rest + along * unit + mean, dim=1)
+            scale *= torch.cat([alpha, own, one], 1).abs().amax(1)
+            small = torch.linalg.vector_norm(g - expected, dim=1) <= tolerance * scale
         if not small.all():  # also where something is not finite
             return None
         return cls(leaf, *(factor[:, 0].double() for factor in (alpha, one, own, length)))
