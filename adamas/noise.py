@@ -69,12 +69,13 @@ class GaussianNoise:
     def _in_parallel(self, out: Tensor, std: float, work: Callable[[Tensor, float, int, int], None]) -> None:
         """One draw: the blocks of a tensor, dealt out to the threads."""
         draw, self.draws = self.draws, self.draws + 1
-        blocks = torch.split(out.view(-1), _BLOCK)
-        threads = max(1, min(torch.get_num_threads(), len(blocks)))
+        flat = out.view(-1)
+        blocks = max(1, -(-flat.numel() // _BLOCK))
+        threads = min(torch.get_num_threads(), blocks)
 
         def share(first: int) -> None:
-            for block in range(first, len(blocks), threads):
-                work(blocks[block], std, draw, block)
+            for block in range(first, blocks, threads):
+                work(flat[block * _BLOCK : (block + 1) * _BLOCK], std, draw, block)
 
         others = [_executor(threads - 1).submit(share, first) for first in range(1, threads)]
         share(0)

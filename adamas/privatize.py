@@ -149,8 +149,10 @@ def _buffers(geometry: Geometry) -> tuple[list[tuple[Tensor, list[Tensor]]], dic
         sizes = [p.numel() for p in members]
         flat = torch.empty(sum(sizes), dtype=dtype, device=device)
         flats.append((flat, members))
-        for p, part in zip(members, torch.split(flat, sizes), strict=True):
-            views[p] = part.view(p.shape)
+        start = 0
+        for p, size in zip(members, sizes, strict=True):
+            views[p] = flat[start : start + size].view(p.shape)
+            start += size
     return flats, views
 
 

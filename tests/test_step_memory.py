@@ -61,6 +61,13 @@ def conv() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(N, 3, 6, 6)
 
 
+def few_pixels() -> tuple[nn.Module, Tensor]:
+    """The gradients of the second are large, so that its input is held."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1)), torch.randn(
+        N, 3, 4, 4
+    )
+
+
 def standardised_conv() -> tuple[nn.Module, Tensor]:
     model = Written(
         lambda m, x: F.conv2d(m.first(x).tanh(), standardised(m.w), m.b),
@@ -98,7 +105,10 @@ def general() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(N, 5)
 
 
-MODELS = (mlp, places, conv, standardised_conv, columns_normalised, transformer, lstm, embedding, general)
+MODELS = (
+    *(mlp, places, conv, few_pixels, standardised_conv, columns_normalised, transformer, lstm, embedding),
+    general,
+)
 
 
 def per_coordinate(model: nn.Module) -> Geometry:

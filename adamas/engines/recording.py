@@ -108,7 +108,7 @@ class Recorder(Tracker):
                 "torch.where, or engine='loop'."
             )
         if torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors):
-            result = self._intercept(func, args, kwargs)
+            result = self._intercept(func, args, kwargs, with_data)
         else:
             result = func(*args, **kwargs)
         if with_data:
@@ -122,7 +122,7 @@ class Recorder(Tracker):
         if args and isinstance(args[0], Tensor) and (name == "__setitem__" or name.endswith("_")):
             self.data[args[0]] = True
 
-    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool) -> Any:
         name = getattr(func, "__name__", str(func))
         if func is F.multi_head_attention_forward:
             with self:
@@ -130,7 +130,7 @@ class Recorder(Tracker):
         if name in ("__get__", "size", "dim", "numel", "__len__", "is_floating_point", "requires_grad_"):
             result = func(*args, **kwargs)
             return self._derived(result) if any(True for _ in tensors_in(result)) else result
-        if not any(self.is_data(t) for t in tensors_in((args, kwargs))):
+        if not with_data:
             result = func(*args, **kwargs)
             if name in _EXPANSIONS and self.is_tracked(args[0]):
                 if uses.over_examples(self, "expand", args[0], result):
