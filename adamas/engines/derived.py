@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adamas._numerics import squared_norms
-from adamas.engines.records import CANCELLATION, CHUNK, Convolution, Outer, Record
+from adamas.engines.records import CANCELLATION, Convolution, Outer, Record, chunk_length
 from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
@@ -63,7 +63,7 @@ def derived_squares(
             return taken
     size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
     n = members[0][1][0].n
-    step = max(1, CHUNK // max(1, size))
+    step = chunk_length(size)
     parts = []
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))

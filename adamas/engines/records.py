@@ -25,6 +25,12 @@ CHUNK = 1 << 19
 CANCELLATION = 1e-2
 
 
+def chunk_length(size: int) -> int:
+    """How many examples of this many numbers make a chunk: at least one for each thread."""
+    threads = torch.get_num_threads()
+    return max(threads, threads * CHUNK // max(1, size))
+
+
 CHUNKED = "per-example gradients in chunks"
 
 
@@ -158,7 +164,7 @@ class Outer(Record):
 
     def chunk(self) -> int:
         """Examples whose gradients fit the cache."""
-        return max(1, CHUNK // max(1, self.a.shape[2] * self.e.shape[2]))
+        return chunk_length(self.a.shape[2] * self.e.shape[2])
 
     def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
         """Writes the gradients of some examples into a buffer."""
@@ -243,7 +249,7 @@ class Convolution(Record):
     def chunk(self) -> int:
         """Examples whose unfolded images and gradients fit the cache."""
         unfolded = self.x.shape[1] * math.prod(self.shape[2:]) * self.e.shape[2:].numel()
-        return min(max(1, self.n), max(1, CHUNK // max(1, unfolded, math.prod(self.shape))))
+        return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
         k = self.x[rows].shape[0]
@@ -549,7 +555,7 @@ def _tied_squares(records: list[Record], s: float) -> Tensor | None:
 
 def _chunked_squares(record: Record) -> Tensor:
     size = record.materialize(slice(0, 1)).numel()
-    step = max(1, CHUNK // max(1, size))
+    step = chunk_length(size)
     return torch.cat(
         [squared_norms(record.materialize(slice(i, i + step))) for i in range(0, record.n, step)]
     )
@@ -559,7 +565,7 @@ def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | 
     """The same by materializing the gradients of this one weight, in chunks of examples."""
     n = records[0].n
     index = torch.arange(n, device=p.device)[rows]
-    step = max(1, CHUNK // max(1, p.numel()))
+    step = chunk_length(p.numel())
     parts = [torch.zeros(0, dtype=torch.float64, device=p.device)]
     for start in range(0, len(index), step):
         chunk: slice | Tensor = index[start : start + step]
