@@ -117,8 +117,9 @@ class Embed(torch.autograd.Function):
 class LayerNorm(torch.autograd.Function):
     """`F.layer_norm`; `put(normalised input, output gradient)`, or `put(None, None, gw, gb)` per example.
 
-    With the examples on the first axis, the kernel is called for one example at a time, in the cache, and
-    returns the example's weight gradients beside its input gradient.
+    With the examples on the first axis and one thread, the kernel is called for one example at a time, in
+    the cache, and returns the example's weight gradients beside its input gradient. One example is too
+    little work for several threads.
     """
 
     @staticmethod
@@ -147,12 +148,12 @@ class LayerNorm(torch.autograd.Function):
         n = ctx.examples(e)
         places = e.numel() // max(1, n * torch.Size(shape).numel())
         gradient = None
-        if n == 0 or places == 1:
+        if n == 0 or places == 1 or torch.get_num_threads() > 1:
             if wants:
                 gradient = aten.native_layer_norm_backward(
                     e, x, shape, mean, rstd, w, b, (True, False, False)
                 )[0]
-            ctx.put((x - mean) * rstd, e)
+            ctx.put((x - mean).mul_(rstd), e)
         else:
             lead = [n, places]
             xs, es = x.reshape(*lead, *shape), e.reshape(*lead, *shape)
