@@ -30,6 +30,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+DataName = Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")]
+ModelName = Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")]
+RuleName = Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")]
+EngineName = Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Delta = Annotated[float, typer.Option(help="The delta of the guarantee.")]
 Accountant = Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.")]
@@ -83,9 +87,9 @@ def _common(
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")] = "digits",
-    model: Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")] = "mlp",
-    rule: Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")] = "adam-bc",
+    data: DataName = "digits",
+    model: ModelName = "mlp",
+    rule: RuleName = "adam-bc",
     epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Or give --epsilon.")] = None,
     delta: Delta = 1e-5,
@@ -100,7 +104,7 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
-    engine: Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")] = "auto",
+    engine: EngineName = "auto",
     micro_batch_size: Annotated[int | None, typer.Option(help="Most examples at a time.")] = None,
     sampling: Annotated[str, typer.Option(help=f"One of: {', '.join(SAMPLERS)}.")] = "poisson",
     max_batch_size: Annotated[int | None, typer.Option(help="For truncated-poisson.")] = None,
@@ -156,14 +160,14 @@ def train(
 
 @app.command()
 def explain(
-    data: Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")] = "digits",
-    model: Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")] = "mlp",
-    rule: Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")] = "adam-bc",
+    data: DataName = "digits",
+    model: ModelName = "mlp",
+    rule: RuleName = "adam-bc",
     batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 256,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: an argument of the rule.")
     ] = None,
-    engine: Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")] = "auto",
+    engine: EngineName = "auto",
     as_json: Json = False,
 ) -> None:
     """Show which function uses each parameter, how its norms are taken, its share of time and memory."""

@@ -148,7 +148,8 @@ class PrivateRun:
     def explain(self) -> Explanation:
         """Which function uses each parameter, how its norms are taken, and its share of time and memory.
 
-        Tries the first examples of the data set; nothing is released, recorded or changed.
+        Tries the first examples of the data set; nothing is recorded or changed. Sizes and times follow the
+        shapes of these examples, such as the length of the longest text: for whoever may see the data.
 
         Example:
             >>> import torch, adamas

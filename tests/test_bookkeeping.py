@@ -1643,3 +1643,18 @@ def test_a_tied_weight_takes_the_product_of_its_two_uses(monkeypatch):
     assert len(seen) == 1
     assert seen[0] is not None
     close(norms, whitened_norms(one_by_one(model, batch, loss), ball(model)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunks_and_layer_norm_are_exact_on_any_number_of_threads(threads):
+    """The number of threads decides on the length of chunks and on the kernel of layer norm."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    images = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh()).double()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_exact(model, (torch.randn(B, 7, 6).double(), torch.rand(B).double()))
+        assert_exact(images, (torch.randn(B, 2, 5, 5).double(), torch.rand(B).double()))
+    finally:
+        torch.set_num_threads(before)

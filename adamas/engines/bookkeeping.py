@@ -50,9 +50,8 @@ class Bookkeeping:
         self._workspace = _workspaces.setdefault(model, {}).setdefault(key, Workspace())
         self._direct: dict[Tensor, list[Record]] | None = None
         self._derived: Derived = []
-        self._uses: dict[
-            Tensor, tuple[str, float]
-        ] = {}  # functions that used a weight, seconds for its norms
+        # The functions that used a weight, and the seconds that its norms took on the way.
+        self._uses: dict[Tensor, tuple[str, float]] = {}
         self._finite: Tensor | None = None
 
     def norms(self, geometry: Geometry) -> Tensor:

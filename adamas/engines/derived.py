@@ -128,7 +128,6 @@ class RowMap:
         if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
             return None
         (leaf,) = leaves
-
         height, width = t.shape[0], t.shape[1:].numel()
         if width < 4:  # too few directions to tell the three factors apart
             return None
@@ -139,9 +138,12 @@ class RowMap:
             tolerance = 64 * torch.finfo(t.dtype).eps
             centred = bool((unit.mean(1).abs() < tolerance).all())
 
-        def pulled(rest: Tensor, along: Tensor, mean: Tensor) -> Tensor:
-            vector = rest + along * unit + (mean if centred else 0)
-            (g,) = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)
+        def composed(rest: Tensor, along: Tensor, mean: Tensor) -> Tensor:
+            vector: Tensor = rest + along * unit
+            return vector + mean if centred else vector
+
+        def pulled(vector: Tensor) -> Tensor:
+            g: Tensor = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)[0]
             return g.flatten(1)
 
         def remainder(values: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ class RowMap:
             # The factors come from one vector, whose rows are of one size, so that none drowns in rounding.
             rest = remainder((1.5 + _scattered(height, rows)).unsqueeze(1) / 2 * _scattered(width, rows))
             size = rows.new_full((height, 1), width**0.5)
-            g = pulled(rest, size, size / width**0.5)
+            g = pulled(composed(rest, size, size / width**0.5))
             alpha, own = _dot(g, rest) / _dot(rest, rest), _dot(g, unit) / width**0.5
             one = g.double().mean(1, keepdim=True) if centred else alpha
             # The form is checked on another one: rows that act on one another show in it.
@@ -161,13 +163,11 @@ class RowMap:
             along, mean, factors = phases[: 3 * height].view(3, height, 1)
             rest = remainder((1.5 + factors) * phases[3 * height :])
             along = along * width**0.5
-            g = pulled(rest, along, mean)
-            expected = alpha.to(rows) * rest + (own * along).to(rows) * unit
-            if centred:
-                expected += (one * mean).to(rows)
-            scale = torch.linalg.vector_norm(rest + along * unit + mean, dim=1)
-            scale *= torch.cat([alpha, own, one], 1).abs().amax(1)
-            small = torch.linalg.vector_norm(g - expected, dim=1) <= tolerance * scale
+            vector = composed(rest, along, mean)
+            expected = composed(alpha.to(rows) * rest, (own * along).to(rows), (one * mean).to(rows))
+            error = torch.linalg.vector_norm(pulled(vector) - expected, dim=1)
+            largest = torch.cat([alpha, own, one], 1).abs().amax(1)
+            small = error <= tolerance * largest * torch.linalg.vector_norm(vector, dim=1)
         if not small.all():  # also where something is not finite
             return None
         return cls(leaf, *(factor[:, 0].double() for factor in (alpha, one, own, length)))
