@@ -116,11 +116,12 @@ class PrivateRun:
         """The logical batches of the steps that are left, for a loop of one's own."""
         return self.loader.batches(self.steps_done, self.steps)
 
-    def privatize(self, batch: Batch) -> PrivateGradient:
+    def privatize(self, batch: Batch, *, absolute: bool = False) -> PrivateGradient:
         """Releases the private gradient of a batch, and records it.
 
         A second release on the same batch joins the first one's event. If the run has a budget, a
-        release that would exceed it is refused before anything is computed.
+        release that would exceed it is refused before anything is computed. With `absolute` the magnitudes
+        of the summed gradient are released, at the same price: see `adamas.privatize.privatize`.
         """
         if not isinstance(batch, Batch) or batch.loader is not self.loader:
             raise TypeError(
@@ -142,6 +143,7 @@ class PrivateRun:
                 expected_batch_size=self.loader.sampler.batch_size,
                 noise=self.noise,
                 record=lambda: self._record(batch.step),
+                absolute=absolute,
             )
         return release
 

@@ -1,8 +1,24 @@
 """Bounds of the papers that a user can act on."""
 
+import functools
 import math
 
+from torch import Tensor
+
 from adamas import _validate
+from adamas.geometry import Value
+
+LEAST_FLOOR = 1e-16
+"""The automatic floor without noise: Adam's eps = 1e-8, which stands outside the root, squared."""
+
+# Proposition 3 of DP-AdamBC: nu / Phi of one squared noise value.
+_PROPOSITION_3 = {"proof": 2.0, "statement": 4.0}
+
+# What is below the last digit of a float of size 1.
+_NEGLIGIBLE = 1e-17
+
+
+# --- DP-AdamBC: the second moment under noise ------------------------------------------------------------
 
 
 def second_moment_deviation(step: int, beta2: float, alpha: float = 0.05) -> float:
@@ -25,11 +41,249 @@ def second_moment_deviation(step: int, beta2: float, alpha: float = 0.05) -> flo
         >>> round(second_moment_deviation(step=100_000, beta2=0.999), 4)
         0.1215
     """
+    return _deviation(step, beta2, alpha, nu=_PROPOSITION_3["proof"], b=4.0)
+
+
+def prop3_bound(
+    step: int,
+    *,
+    noise_multiplier: float,
+    clip_norm: float,
+    batch_size: float,
+    beta2: float = 0.999,
+    alpha: float = 0.05,
+    constant: str = "proof",
+) -> float:
+    r"""Proposition 3 of DP-AdamBC: how far noise moves a coordinate of :math:`\hat v` on a fixed trajectory.
+
+    .. math::
+        P(|\hat v_t - E\hat v_t| \ge \xi) \le \alpha, \qquad
+        \nu = c\,\Phi\,G, \quad b = 4\Phi, \quad \Phi = (\sigma C / B)^2
+
+    with :math:`\xi` of `second_moment_deviation`, where :math:`\nu^2/4` and :math:`8L` read
+    :math:`\nu^2/b` and :math:`2bL`.
+
+    Args:
+        step: Number of steps, t.
+        noise_multiplier: sigma. Without noise the bound is 0.
+        clip_norm: C.
+        batch_size: B, the divisor of the sum.
+        beta2: Decay of the second moment.
+        alpha: Probability with which a coordinate may exceed the bound.
+        constant: "proof" takes c = 2, which is valid and tighter; "statement" takes c = 4, with which
+            the paper's Table 3 was computed.
+
+    Example:
+        >>> setting = {"noise_multiplier": 0.4, "clip_norm": 0.1, "batch_size": 256}
+        >>> f"{prop3_bound(10_000, **setting):.3e}"
+        '2.967e-09'
+        >>> f"{prop3_bound(10_000, **setting, constant='statement'):.3e}"
+        '5.933e-09'
+    """
+    _validate.one_of(_PROPOSITION_3, constant=constant)
+    phi = _noise_variance(noise_multiplier, clip_norm, batch_size)
+    return _deviation(step, beta2, alpha, nu=_PROPOSITION_3[constant] * phi, b=4 * phi)
+
+
+def prop4_bound(
+    step: int,
+    *,
+    noise_multiplier: float,
+    clip_norm: float,
+    batch_size: float,
+    beta2: float = 0.999,
+    alpha: float = 0.05,
+) -> float:
+    r"""Proposition 4 of DP-AdamBC: the bound of Proposition 3 for parameters that depend on the noise.
+
+    The gradients then move with the noise of earlier steps, and the product of the two adds to
+    :math:`\nu`:
+
+    .. math:: \nu = 2 G\,(\Phi + \sigma C^2 / B), \qquad b = 4\Phi, \qquad \Phi = (\sigma C / B)^2
+
+    It is larger than Proposition 3 by about :math:`B/\sigma`, so far above :math:`\Phi` as a rule, and
+    no help in choosing a floor.
+
+    Args:
+        step: Number of steps, t.
+        noise_multiplier: sigma. Without noise the bound is 0.
+        clip_norm: C, which also bounds a coordinate of the mean gradient.
+        batch_size: B, the divisor of the sum.
+        beta2: Decay of the second moment.
+        alpha: Probability with which a coordinate may exceed the bound.
+
+    Example:
+        >>> f"{prop4_bound(10_000, noise_multiplier=0.4, clip_norm=0.1, batch_size=256):.3e}"
+        '1.902e-06'
+    """
+    phi = _noise_variance(noise_multiplier, clip_norm, batch_size)
+    product = noise_multiplier * clip_norm**2 / batch_size
+    return _deviation(step, beta2, alpha, nu=2 * (phi + product), b=4 * phi)
+
+
+def automatic_floor(step: int, noise_variance: Value, beta2: float = 0.999, alpha: float = 0.05) -> Value:
+    r"""The floor :math:`\gamma'` that the bias-corrected rules take by default.
+
+    .. math:: \gamma'_t = \max(\xi_t\,\hat\phi_t,\; 10^{-16})
+
+    with :math:`\xi_t` of `second_moment_deviation`: what is left of :math:`\hat v` after the noise's
+    variance :math:`\hat\phi` is subtracted counts as a gradient only where it exceeds what noise alone
+    leaves with probability :math:`\alpha`.
+
+    Args:
+        step: Number of steps, t.
+        noise_variance: Variance of the noise in the mean gradient, one number or one per coordinate.
+        beta2: Decay of the second moment.
+        alpha: Probability with which noise alone exceeds the floor, at most.
+
+    Returns:
+        A number, or a tensor for a tensor.
+
+    Example:
+        >>> f"{automatic_floor(1, noise_variance=4e-8):.3e}, {automatic_floor(10**6, 4e-8):.3e}"
+        '1.180e-06, 4.860e-09'
+    """
+    deviation = second_moment_deviation(step, beta2, alpha)
+    if not isinstance(noise_variance, Tensor):
+        _validate.non_negative(noise_variance=noise_variance)
+        return max(deviation * noise_variance, LEAST_FLOOR)
+    if noise_variance.numel():
+        least, most = (float(value) for value in noise_variance.aminmax())
+        if not (least >= 0 and most < math.inf):
+            raise ValueError(f"Expected noise_variance from {least} to {most} to be >= 0 and finite.")
+    return (deviation * noise_variance).clamp(min=LEAST_FLOOR)
+
+
+def equivalent_sgdm_lr(
+    step: int,
+    *,
+    lr: float,
+    noise_multiplier: float,
+    clip_norm: float,
+    batch_size: float,
+    beta1: float = 0.9,
+) -> float:
+    r"""The learning rate with which DP-SGD with momentum makes the steps of DP-Adam.
+
+    Where noise dominates, :math:`\hat v \approx \Phi` for all coordinates, and what Adam is for, a step
+    size per coordinate, is gone (equation (3) of DP-AdamBC):
+
+    .. math::
+        \eta_t^{\mathrm{SGDM}} = \eta\,\frac{1-\beta_1}{(1-\beta_1^t)\sqrt\Phi},
+        \qquad \sqrt\Phi = \sigma C / B
+
+    with momentum :math:`\beta_1` and no dampening. If a run of DP-Adam and one of DP-SGD with this
+    schedule agree, the adaptive rule is not adaptive there.
+
+    Args:
+        step: Number of steps, t.
+        lr: Learning rate of DP-Adam, eta.
+        noise_multiplier: sigma.
+        clip_norm: C.
+        batch_size: B, the divisor of the sum.
+        beta1: Decay of DP-Adam's first moment, and the momentum of DP-SGD.
+
+    Example:
+        >>> setting = {"lr": 1e-3, "noise_multiplier": 1.0, "clip_norm": 1.0, "batch_size": 2048}
+        >>> [round(equivalent_sgdm_lr(t, **setting), 4) for t in (1, 10, 100)]
+        [2.048, 0.3144, 0.2048]
+    """
+    _validate.count(step=step)
+    _validate.non_negative(lr=lr)
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.decay(beta1=beta1)
+    root = math.sqrt(_noise_variance(noise_multiplier, clip_norm, batch_size))
+    return lr * (1 - beta1) / ((1 - beta1**step) * root)
+
+
+# --- DP-MacAdam: a variance from values around a moving mean ---------------------------------------------
+
+
+def macadam_excess(step: int, beta: float) -> float:
+    r"""The mean of DP-MacAdam's :math:`u_t = (\tilde g_t - \hat m_t)^2`, as a multiple of the variance.
+
+    For independent :math:`\tilde g_1, ..., \tilde g_t` of equal mean and variance :math:`V`, of which
+    :math:`\hat m_t` is the average with decay :math:`\beta`, bias-corrected:
+
+    .. math:: E[u_t] = e_t V, \qquad e_t = \frac{2\beta(\beta-\beta^t)}{(1+\beta)(1-\beta^t)}
+
+    It is below 1, since :math:`\hat m_t` follows :math:`\tilde g_t`, and 0 at the first step, where the
+    two are equal.
+
+    Args:
+        step: Number of steps, t.
+        beta: Decay of the mean.
+
+    Example:
+        >>> [round(macadam_excess(t, beta=0.9), 4) for t in (1, 2, 100)]
+        [0.0, 0.4488, 0.8526]
+    """
+    _validate.count(step=step)
+    _validate.decay(beta=beta)
+    return _excess(step, beta)
+
+
+def macadam_kappa(step: int, beta: float, kind: str = "exact") -> float:
+    r"""The factor :math:`\kappa_t` that makes DP-MacAdam's average :math:`s_t` of the :math:`u_t` unbiased.
+
+    .. math::
+        \text{exact:}\quad & \kappa^*_t = \beta\kappa^*_{t-1} + (1-\beta)\,e_t, \quad \kappa^*_0 = 0
+        \\
+        \text{paper:}\quad & \kappa_t = 2(\beta-\beta^t)/(1+\beta)
+
+    :math:`E[s_t] = \kappa^*_t V`, with :math:`e_t` of `macadam_excess`. The paper's derivation puts the
+    last mean :math:`\hat m_t` in place of the running ones, and its factor is too large: :math:`s_t/\kappa_t`
+    is about half the variance in the first steps, and :math:`\beta` of it in the end. Both are 0 at the
+    first step, where :math:`s_1 = 0` says nothing about the variance.
+
+    Args:
+        step: Number of steps, t.
+        beta: Decay of the mean and of the variance.
+        kind: "exact" or "paper".
+
+    Example:
+        >>> [round(macadam_kappa(t, beta=0.9), 4) for t in (2, 10, 1000)]
+        [0.0449, 0.4454, 0.8526]
+        >>> [round(macadam_kappa(t, beta=0.9, kind="paper"), 4) for t in (2, 10, 1000)]
+        [0.0947, 0.5803, 0.9474]
+    """
+    _validate.count(step=step)
+    _validate.decay(beta=beta)
+    _validate.one_of(("exact", "paper"), kind=kind)
+    if kind == "paper":
+        return 2 * (beta - beta**step) / (1 + beta)
+    return _exact_kappa(step, beta)
+
+
+@functools.lru_cache
+def _exact_kappa(step: int, beta: float) -> float:
+    if (1 + step) * beta**step < _NEGLIGIBLE:
+        return 2 * beta**2 / (1 + beta)  # the limit
+    kappa = 0.0
+    for t in range(1, step + 1):
+        kappa = beta * kappa + (1 - beta) * _excess(t, beta)
+    return kappa
+
+
+def _excess(step: int, beta: float) -> float:
+    return 2 * beta * (beta - beta**step) / ((1 + beta) * (1 - beta**step))
+
+
+def _deviation(step: int, beta2: float, alpha: float, nu: float, b: float) -> float:
+    """xi, where one squared value is sub-exponential with parameters (nu, b)."""
     _validate.count(step=step)
     _validate.decay(beta2=beta2)
     _validate.probability(alpha=alpha)
     f = (1 - beta2) / (1 - beta2**step)
-    nu = 2 * math.sqrt((1 - beta2 ** (2 * step)) / (1 - beta2**2))
+    nu = nu * math.sqrt((1 - beta2 ** (2 * step)) / (1 - beta2**2))
     log = math.log(2 / alpha)
-    deviation = math.sqrt(2 * log) * nu
-    return f * (deviation if deviation <= nu**2 / 4 else 8 * log)
+    root = math.sqrt(2 * log)
+    # root * nu <= nu^2 / b, without the division.
+    return f * (root * nu if root * b <= nu else 2 * b * log)
+
+
+def _noise_variance(noise_multiplier: float, clip_norm: float, batch_size: float) -> float:
+    """Phi, checked."""
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.positive(clip_norm=clip_norm, batch_size=batch_size)
+    return (noise_multiplier * clip_norm / batch_size) ** 2

@@ -1,19 +1,48 @@
 """Update rules: one file per algorithm, each a `torch.optim.Optimizer` on private gradients."""
 
+from adamas.rules.adaclip import AdaClip
+from adamas.rules.adadps import AdaDPS
 from adamas.rules.adam import Adam
 from adamas.rules.adam_bc import AdamBC
 from adamas.rules.adamw import AdamW
 from adamas.rules.adamw_bc import AdamWBC
 from adamas.rules.base import Rule
+from adamas.rules.dp2_rmsprop import DP2RMSProp
+from adamas.rules.macadam import MacAdam
+from adamas.rules.macadam_bc import MacAdamBC
+from adamas.rules.rmsprop import RMSProp
+from adamas.rules.scale_then_privatize import ScaleThenPrivatize
 from adamas.rules.sgd import SGD
 
 RULES: dict[str, type[Rule]] = {
     "sgd": SGD,
+    "rmsprop": RMSProp,
     "adam": Adam,
     "adam-bc": AdamBC,
     "adamw": AdamW,
     "adamw-bc": AdamWBC,
+    "adaclip": AdaClip,
+    "macadam": MacAdam,
+    "macadam-bc": MacAdamBC,
+    "scale-then-privatize": ScaleThenPrivatize,
+    "adadps": AdaDPS,
+    "dp2-rmsprop": DP2RMSProp,
 }
 """Rules by name, for the command line and the tests."""
 
-__all__ = ["RULES", "SGD", "Adam", "AdamBC", "AdamW", "AdamWBC", "Rule"]
+__all__ = [
+    "RULES",
+    "SGD",
+    "AdaClip",
+    "AdaDPS",
+    "Adam",
+    "AdamBC",
+    "AdamW",
+    "AdamWBC",
+    "DP2RMSProp",
+    "MacAdam",
+    "MacAdamBC",
+    "RMSProp",
+    "Rule",
+    "ScaleThenPrivatize",
+]

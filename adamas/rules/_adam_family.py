@@ -10,9 +10,13 @@ r"""The arithmetic that Adam, AdamW and their bias-corrected forms share.
     D_t         &= \sqrt{\hat v_t} + \gamma
                    \;\text{ or }\; \sqrt{\max(\hat v_t - \hat\phi_t, \gamma')}  \qquad (5) \\
     \theta_t    &= (1 - \eta\lambda)\theta_{t-1} - \eta\,\hat m_t / D_t         \qquad (6)
+
+With a floor :math:`\gamma'` the buffer `v` holds :math:`v_t - \phi_t`, which follows (2) with
+:math:`\tilde g_t^2 - \mathrm{Var}(\tilde g_t)` in the place of :math:`\tilde g_t^2`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,37 +26,115 @@ from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Rule
-from adamas.theory import second_moment_deviation
+from adamas.theory import automatic_floor
 
 _EPS_PLACEMENTS = ("outside", "inside")
 
-# The automatic floor without noise: Adam's eps = 1e-8, which stands outside the root, squared.
-_LEAST_FLOOR = 1e-16
+# Values of each tensor between which the kernel's passes stay in the cache: 5 x 3 MB of float32.
+_PART = 3 << 18
 
-# Values of each tensor that one pass of the update holds in the cache: 5 x 256 KB of float32.
-_PART = 1 << 16
+_FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The moments of one parameter, corrected for their start at 0: equations (4) and (5).
+
+    Attributes:
+        m_hat: First moment.
+        v_hat: Second moment, with the noise in it.
+        phi_hat: The noise's share of it; None for a rule that does not follow it by coordinate.
+        floor: The least value under the root; None if the noise is not subtracted.
+        denominator: D.
+    """
+
+    m_hat: Tensor
+    v_hat: Tensor
+    phi_hat: Value | None
+    floor: Value | None
+    denominator: Tensor
 
 
 class AdamFamily(Rule):
     """A group with a `floor` has the noise's share subtracted; one without is plain Adam."""
 
+    _scratch: Tensor | None = None  # kept from step to step, no part of the state
+
+    def moments(self, p: Tensor) -> Moments | None:
+        """The moments of a parameter after the last step; None before the first."""
+        state = self.state.get(p)
+        if not state:
+            return None
+        group = next(g for g in self.param_groups if any(q is p for q in g["params"]))
+        b1, b2 = group["betas"]
+        step = state["step"]
+        phi_hat: Value | None = None if state["phi"] is None else state["phi"] / (1 - b2**step)
+        floor = _floor(group, phi_hat, step)
+        v_hat = state["v"] / (1 - b2**step)
+        denominator = _denominator(v_hat.clone(), floor, group)
+        if floor is not None:
+            v_hat.add_(phi_hat)
+        return Moments(state["m"] / (1 - b1**step), v_hat, phi_hat, floor, denominator)
+
     def _update_group(
         self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
     ) -> None:
-        if "floor" in group or group["eps_placement"] == "inside":
-            super()._update_group(params, noise_variance, group)
-            return
         alike: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
         others = []
         for p in params:
             state = _started(self.state[p], p)
-            if state["m"].dtype == p.dtype and p.is_contiguous():
+            state["step"] += 1
+            _average(state, noise_variance[p], group)  # (3)
+            if _has_kernel(p, state, group):
                 alike.setdefault((state["step"], p.dtype, p.device), []).append(p)
             else:
                 others.append(p)
         for (step, _, _), members in alike.items():
-            _fused(members, [self.state[p] for p in members], group, step + 1)
+            if group.get("floor") is None:
+                _fused([self._buffers(p) for p in members], [], group, step, group["eps"])
+            else:
+                self._corrected(members, noise_variance, group, step)
         super()._update_group(others, noise_variance, group)
+
+    def _corrected(
+        self,
+        params: list[Tensor],
+        noise_variance: Mapping[Tensor, Value],
+        group: dict[str, Any],
+        step: int,
+    ) -> None:
+        """Equations (1), (2), (5) right and (6), by the kernel that has a running maximum (AMSGrad).
+
+        The maximum starts from the floor at every step. What (2) lacks is subtracted before.
+        """
+        b2 = group["betas"][1]
+        scratch = self._kept_scratch(params)
+        for p in params:
+            tensors = [t.view(-1) for t in self._buffers(p)]
+            variance, phi = noise_variance[p], self.state[p]["phi"]
+            for i in range(0, p.numel(), _PART):
+                part = slice(i, i + _PART)
+                buffers = [t[part] for t in tensors]
+                v, least = buffers[3], scratch[: len(buffers[3])]
+                v.sub_(_part(variance, part), alpha=(1 - b2) / b2)
+                floor = _floor(group, _part(phi, part) / (1 - b2**step), step)
+                if isinstance(floor, Tensor):
+                    least.copy_(floor).mul_(1 - b2**step)
+                else:
+                    least.fill_(floor * (1 - b2**step))
+                _fused([buffers], [least], group, step, 0.0)
+
+    def _kept_scratch(self, params: list[Tensor]) -> Tensor:
+        size, like = min(_PART, max(p.numel() for p in params)), params[0]
+        kept = self._scratch
+        if kept is None or len(kept) < size or (kept.dtype, kept.device) != (like.dtype, like.device):
+            self._scratch = kept = torch.empty(size, dtype=like.dtype, device=like.device)
+        return kept
+
+    def _buffers(self, p: Tensor) -> list[Tensor]:
+        assert p.grad is not None
+        state = self.state[p]
+        return [p, p.grad, state["m"], state["v"]]
 
     def _update(
         self,
@@ -62,15 +144,19 @@ class AdamFamily(Rule):
         group: dict[str, Any],
         state: dict[str, Any],
     ) -> None:
-        _started(state, p)["step"] += 1
-        m, v = state["m"], state["v"]
-        phi_hat: Value = 0.0
-        if "floor" in group:
-            b2 = group["betas"][1]
-            state["phi"] = b2 * state.get("phi", 0.0) + (1 - b2) * noise_variance  # (3)
-            phi_hat = state["phi"] / (1 - b2 ** state["step"])  # (4)
-        for part in _cached_parts(p, gradient, m, v, phi_hat):
-            _step(*part, group, state["step"])
+        """Equations (1), (2) and (4) to (6) in place, for what the kernels do not take."""
+        b1, b2 = group["betas"]
+        m, v, step = state["m"], state["v"], state["step"]
+        g = gradient.to(m.dtype)
+        m.lerp_(g, 1 - b1)  # (1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)  # (2)
+        floor = None
+        if group.get("floor") is not None:
+            v.sub_(noise_variance, alpha=1 - b2)
+            floor = _floor(group, state["phi"] / (1 - b2**step), step)
+        denominator = _denominator(v / (1 - b2**step), floor, group)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(torch.div(m, denominator, out=denominator), alpha=-group["lr"] / (1 - b1**step))  # (6)
 
 
 def _started(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
@@ -80,91 +166,97 @@ def _started(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
         state["step"] = 0
         state["m"] = torch.zeros_like(p, dtype=dtype)
         state["v"] = torch.zeros_like(p, dtype=dtype)
+        state["phi"] = 0.0
     return state
 
 
-def _fused(params: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any], step: int) -> None:
-    """Equations (1), (2), (4), (5) left and (6), by the kernel of `torch.optim.AdamW(fused=True)`."""
+def _average(state: dict[str, Any], variance: Value, group: dict[str, Any]) -> None:
+    """Equation (3). Where nothing is subtracted, a variance per coordinate is not worth a buffer."""
+    phi, b2 = state["phi"], group["betas"][1]
+    if phi is None or (group.get("floor") is None and isinstance(variance, Tensor)):
+        state["phi"] = None
+    elif isinstance(phi, Tensor):
+        phi.mul_(b2).add_(variance, alpha=1 - b2)
+    elif isinstance(variance, Tensor):
+        state["phi"] = (variance.to(state["m"].dtype) * (1 - b2)).add_(b2 * phi)
+    else:
+        state["phi"] = b2 * phi + (1 - b2) * variance
+
+
+def _floor(group: dict[str, Any], phi_hat: Value | None, step: int) -> Value | None:
+    """The floor of a step."""
+    floor: Value | None = group.get("floor")
+    if group.get("floor") == "auto":
+        assert phi_hat is not None
+        return automatic_floor(step, phi_hat, group["betas"][1])
+    return floor
+
+
+def _denominator(v_hat: Tensor, floor: Value | None, group: dict[str, Any]) -> Tensor:
+    """Equation (5), in place, of a second moment from which the noise's share was subtracted or not."""
+    if floor is not None:
+        return v_hat.clamp_(min=floor).sqrt_()
+    if group["eps_placement"] == "inside":
+        return v_hat.add_(group["eps"]).sqrt_()
+    return v_hat.sqrt_().add_(group["eps"])
+
+
+def _has_kernel(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool:
+    """Whether torch's fused Adam can be used."""
+    return (
+        state["m"].dtype == p.dtype
+        and p.is_contiguous()
+        and p.device.type in _FUSED_DEVICES
+        and p.numel() > 0
+        and (group.get("floor") is None or group["betas"][1] > 0)
+        and group.get("eps_placement") != "inside"
+    )
+
+
+def _fused(
+    buffers: list[list[Tensor]], maxima: list[Tensor], group: dict[str, Any], step: int, eps: float
+) -> None:
+    """The kernel of `torch.optim.AdamW(fused=True)` on parameters, gradients, first and second moments."""
     b1, b2 = group["betas"]
-    for state in states:
-        state["step"] = step
+    params, gradients, ms, vs = map(list, zip(*buffers, strict=True))
     torch._fused_adamw_(
         params,
-        [p.grad for p in params if p.grad is not None],
-        [state["m"] for state in states],
-        [state["v"] for state in states],
-        [],
+        gradients,
+        ms,
+        vs,
+        maxima,
         [torch.tensor(float(step), device=params[0].device)] * len(params),
         lr=group["lr"],
         beta1=b1,
         beta2=b2,
         weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
+        eps=eps,
+        amsgrad=bool(maxima),
         maximize=False,
     )
 
 
-def _step(
-    p: Tensor, gradient: Tensor, m: Tensor, v: Tensor, phi_hat: Value, group: dict[str, Any], step: int
-) -> None:
-    """Equations (1), (2) and (4) to (6) in place."""
-    b1, b2 = group["betas"]
-    g = gradient.to(m.dtype)
-    m.lerp_(g, 1 - b1)  # (1)
-    v.mul_(b2).addcmul_(g, g, value=1 - b2)  # (2)
-    denominator = v / (1 - b2**step)  # (4)
-    if "floor" in group:
-        floor = group["floor"]
-        if floor == "auto":
-            floor = second_moment_deviation(step, b2) * phi_hat
-            least = _LEAST_FLOOR
-            floor = floor.clamp(min=least) if isinstance(floor, Tensor) else max(floor, least)
-        denominator.sub_(phi_hat).clamp_(min=floor).sqrt_()  # (5), right
-    elif group["eps_placement"] == "inside":
-        denominator.add_(group["eps"]).sqrt_()  # (5), left, inside
-    else:
-        denominator.sqrt_().add_(group["eps"])  # (5), left
-    p.mul_(1 - group["lr"] * group["weight_decay"])
-    p.add_(torch.div(m, denominator, out=denominator), alpha=-group["lr"] / (1 - b1**step))  # (6)
+def _part(value: Value, part: slice) -> Value:
+    return value.reshape(-1)[part] if isinstance(value, Tensor) and value.dim() else value
 
 
-def _cached_parts(
-    p: Tensor, gradient: Tensor, m: Tensor, v: Tensor, phi_hat: Value
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Value]]:
-    """Parts of the tensors that stay in the cache from one operation to the next."""
-    n = p.numel()
-    if n <= _PART or not all(t.is_contiguous() for t in (p, gradient, m, v)):
-        yield p, gradient, m, v, phi_hat
-        return
-    flat = [t.view(-1) for t in (p, gradient, m, v)]
-    for i in range(0, n, _PART):
-        noise = (
-            phi_hat.reshape(-1)[i : i + _PART] if isinstance(phi_hat, Tensor) and phi_hat.dim() else phi_hat
-        )
-        pp, gg, mm, vv = (t[i : i + _PART] for t in flat)
-        yield pp, gg, mm, vv, noise
+def check_common(options: dict[str, Any]) -> None:
+    """Raises unless the hyperparameters that all of the family have make sense."""
+    _validate.non_negative(lr=options["lr"], weight_decay=options["weight_decay"])
+    _validate.decays(betas=options["betas"])
 
 
-def check_common(lr: float, betas: tuple[float, float], weight_decay: float = 0.0) -> dict[str, Any]:
-    """The hyperparameters that all of the family have, checked."""
-    _validate.non_negative(lr=lr, weight_decay=weight_decay)
-    _validate.decays(betas=betas)
-    return {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+def check_eps(options: dict[str, Any]) -> None:
+    """Raises unless the hyperparameters of equation (5), left, make sense."""
+    _validate.non_negative(eps=options["eps"])
+    _validate.one_of(_EPS_PLACEMENTS, eps_placement=options["eps_placement"])
 
 
-def check_eps(eps: float, eps_placement: str) -> dict[str, Any]:
-    """The hyperparameters of equation (5), left, checked."""
-    _validate.non_negative(eps=eps)
-    _validate.one_of(_EPS_PLACEMENTS, eps_placement=eps_placement)
-    return {"eps": eps, "eps_placement": eps_placement}
-
-
-def check_floor(floor: float | str) -> dict[str, Any]:
-    """The hyperparameter of equation (5), right, checked."""
+def check_floor(options: dict[str, Any]) -> None:
+    """Raises unless the hyperparameter of equation (5), right, makes sense."""
+    floor = options["floor"]
     if isinstance(floor, str):
         if floor != "auto":
             raise ValueError(f"Expected floor={floor!r} to be 'auto' or a number > 0.")
     else:
         _validate.positive(floor=floor)
-    return {"floor": floor}

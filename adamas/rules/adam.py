@@ -6,6 +6,8 @@ r"""DP-Adam: Adam (Kingma and Ba, 2015) on private gradients.
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
+from typing import Any
+
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
 from adamas.rules.base import Params
 
@@ -42,4 +44,12 @@ class Adam(AdamFamily):
         eps: float = 1e-8,
         eps_placement: str = "outside",
     ) -> None:
-        super().__init__(params, check_common(lr, betas) | check_eps(eps, eps_placement))
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "weight_decay": 0.0, "eps": eps, "eps_placement": eps_placement},
+        )
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        check_common(options)
+        check_eps(options)

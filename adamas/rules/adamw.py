@@ -6,6 +6,8 @@ r"""DP-AdamW (Chooi et al., 2025): decoupled weight decay on private gradients.
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
+from typing import Any
+
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
 from adamas.rules.base import Params
 
@@ -47,4 +49,18 @@ class AdamW(AdamFamily):
         weight_decay: float = 1e-2,
         eps_placement: str = "outside",
     ) -> None:
-        super().__init__(params, check_common(lr, betas, weight_decay) | check_eps(eps, eps_placement))
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "weight_decay": weight_decay,
+                "eps": eps,
+                "eps_placement": eps_placement,
+            },
+        )
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        check_common(options)
+        check_eps(options)

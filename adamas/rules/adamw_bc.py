@@ -7,6 +7,8 @@ r"""DP-AdamW-BC (Chooi et al., 2025): decoupled weight decay with the noise-corr
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
+from typing import Any
+
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
 from adamas.rules.base import Params
 
@@ -42,4 +44,9 @@ class AdamWBC(AdamFamily):
         floor: float | str = "auto",
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(params, check_common(lr, betas, weight_decay) | check_floor(floor))
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "floor": floor})
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        check_common(options)
+        check_floor(options)

@@ -16,14 +16,15 @@ Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple
 class Rule(torch.optim.Optimizer, ABC):
     """Turns releases into updates of the parameters.
 
-    A subclass writes `_update`. It reads `p.grad`, the private mean gradient, and the variance of the
-    noise in it; it knows neither the noise multiplier nor the clip norm nor the batch size. A rule that
-    shapes the clipping of the next step overrides `geometry`.
+    A subclass writes `_check` and `_update`. It reads `p.grad`, the private mean gradient, and the variance
+    of the noise in it; it knows neither the noise multiplier nor the clip norm nor the batch size. A rule
+    that shapes the clipping of the next step overrides `geometry`.
 
     Privacy: a rule sees releases only, so all that it does is post-processing.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        self._check(defaults)
         super().__init__(params, defaults)
         self._noise_variance: Mapping[Tensor, Value] | None = None
         self._written: dict[Tensor, tuple[Tensor, int]] = {}
@@ -33,6 +34,14 @@ class Rule(torch.optim.Optimizer, ABC):
         super().__setstate__(state)
         self._noise_variance = None
         self._written = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with hyperparameters of their own; they start afresh."""
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        if not self.param_groups[-1]["params"]:
+            self.param_groups.pop()
+            raise ValueError("Expected params of a group to hold at least one parameter, got an empty list.")
 
     def trainable(self) -> list[Tensor]:
         """The parameters that the rule updates: those that require a gradient."""
@@ -98,8 +107,16 @@ class Rule(torch.optim.Optimizer, ABC):
             )
         variance, self._noise_variance = self._noise_variance, None
         self._written = {}
+        self._before_update()
         for group in self.param_groups:
             self._update_group([p for p in group["params"] if p.requires_grad], variance, group)
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        """Raises if the hyperparameters of a group make no sense, naming the one that does not."""
+
+    def _before_update(self) -> None:
+        """Notes what an update of one parameter needs to know of all of them, before any is changed."""
 
     def _update_group(
         self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]

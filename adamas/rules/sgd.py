@@ -44,9 +44,12 @@ class SGD(Rule):
     def __init__(
         self, params: Params, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        _validate.non_negative(lr=lr, weight_decay=weight_decay)
-        _validate.decay(momentum=momentum)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        _validate.non_negative(lr=options["lr"], weight_decay=options["weight_decay"])
+        _validate.decay(momentum=options["momentum"])
 
     def _update(
         self,

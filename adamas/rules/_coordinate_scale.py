@@ -1,0 +1,99 @@
+r"""The scale that AdaClip and MacAdam clip in: each coordinate's share of the noise.
+
+.. math:: b_j = \sqrt{\varsigma_j}\,\sqrt{\textstyle\sum_k \varsigma_k}
+
+minimises the noise that is added for estimated standard deviations :math:`\varsigma` of the gradient's
+coordinates (Pichapati et al., 2019, Theorem 2). The sum runs over all parameters of a model.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamas import _validate
+from adamas.geometry import Geometry, Value
+from adamas.rules.base import Params, Rule
+
+
+class CoordinateScale(Rule):
+    """A rule whose state holds `std`, and `std_sum` in float64, for each parameter that has made a step.
+
+    The parameters of a rule are the model's: the sum runs over all of its groups.
+    """
+
+    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._total = 0.0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied or loaded rule sums anew."""
+        super().__setstate__(state)
+        self._total = 0.0
+
+    def geometry(self) -> Geometry:
+        """Centre and scale of the next step, from the releases so far."""
+        total = self._std_total()
+        center: dict[Tensor, Value] = {}
+        scale: dict[Tensor, Value] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if not p.requires_grad:
+                    continue
+                state = self.state.get(p)
+                scale[p] = self._scale(p, group, total)
+                if state:
+                    center[p] = self._center(state, group)
+        return Geometry(center or None, scale)
+
+    @abstractmethod
+    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        """The centre of a parameter that has made a step."""
+
+    @abstractmethod
+    def _first_std(self, group: dict[str, Any]) -> float:
+        """What a parameter without a step counts for in the sum, per coordinate."""
+
+    @abstractmethod
+    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+        """The scale of a parameter that has made no step."""
+
+    def _before_update(self) -> None:
+        self._total = self._std_total()
+
+    def _scale(self, p: Tensor, group: dict[str, Any], total: float) -> Value:
+        state = self.state.get(p)
+        if not state:
+            return self._first_scale(group, total)
+        result: Tensor = state["std"].sqrt().mul_(math.sqrt(total))
+        return result
+
+    def _std_total(self) -> float:
+        """The sum of the standard deviations over all coordinates of all parameters, in float64."""
+        return math.fsum(
+            self.state[p]["std_sum"] if self.state.get(p) else p.numel() * self._first_std(group)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.requires_grad
+        )
+
+    def _dimension(self) -> int:
+        return max(1, sum(p.numel() for p in self.trainable()))
+
+
+def keep_std(state: dict[str, Any], variance: Tensor) -> None:
+    """Notes the root of an estimated variance, and its sum. The variance's memory is used for it."""
+    state["std"] = variance.sqrt_()
+    state["std_sum"] = float(torch.sum(variance, dtype=torch.float64))
+
+
+def check_bounds(options: dict[str, Any]) -> None:
+    """Raises unless the bounds of a variance, and the first scale, make sense."""
+    h1, h2, b0 = options["h1"], options["h2"], options["b0"]
+    _validate.positive(h1=h1, h2=h2)
+    if h1 > h2:
+        raise ValueError(f"Expected h1={h1!r} <= h2={h2!r}.")
+    if b0 is not None:
+        _validate.positive(b0=b0)

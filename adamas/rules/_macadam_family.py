@@ -1,0 +1,86 @@
+r"""DP-MacAdam's clipping geometry, driven by Adam's own moments.
+
+.. math::
+    u_t       &= (\tilde g_t - \hat m_t)^2                                                \qquad (7) \\
+    s_t       &= \beta_1 s_{t-1} + (1-\beta_1) u_t                                        \qquad (8) \\
+    n_t       &= \beta_1 n_{t-1} + (1-\beta_1)\,e_t\,\mathrm{Var}(\tilde g_t)             \qquad (9) \\
+    \hat s_t  &= \mathrm{clip}_{[h_1, h_2]}\big((s_t - n_t)/\kappa_t\big)                 \qquad (10) \\
+    b_t       &= \hat s_t^{1/4}\,\big(\textstyle\sum_j \hat s_{t,j}^{1/2}\big)^{1/2}      \qquad (11)
+
+The next step clips around :math:`\hat m_t` at the scale :math:`b_t`. :math:`e_t` and :math:`\kappa_t` are
+`adamas.theory.macadam_excess` and `macadam_kappa`: what an independent gradient of variance 1 adds to
+:math:`u_t`, and to :math:`s_t`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamas import _validate
+from adamas.geometry import Value
+from adamas.rules._adam_family import AdamFamily
+from adamas.rules._coordinate_scale import CoordinateScale, keep_std
+from adamas.theory import macadam_excess, macadam_kappa
+
+_KINDS = ("exact", "paper")
+_NOISE_CORRECTIONS = ("tracked", "paper")
+
+
+class MacAdamFamily(AdamFamily, CoordinateScale):
+    """Adam that clips where its own moments say. Buffers: m, v, s - n and the root of s-hat."""
+
+    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        m_hat: Tensor = state["m"] / (1 - group["betas"][0] ** state["step"])
+        return m_hat
+
+    def _first_std(self, group: dict[str, Any]) -> float:
+        return 0.0
+
+    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+        return 1 / self._dimension() if group["b0"] is None else float(group["b0"])
+
+    def _update_group(
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+    ) -> None:
+        subtracted = noise_variance
+        if group.get("phi") == "paper":  # the variance before the scale was multiplied back
+            subtracted = {p: noise_variance[p] / self._squared_scale(p, group) for p in params}
+        super()._update_group(params, subtracted, group)
+        for p in params:
+            assert p.grad is not None
+            _follow(p.grad, noise_variance[p], group, self.state[p])
+
+    def _squared_scale(self, p: Tensor, group: dict[str, Any]) -> Value:
+        b = self._scale(p, group, self._total)
+        return b.square_() if isinstance(b, Tensor) else b * b
+
+
+def _follow(gradient: Tensor, variance: Value, group: dict[str, Any], state: dict[str, Any]) -> None:
+    """Equations (7) to (10). `s` holds s - n where the noise is tracked."""
+    beta, t, m = group["betas"][0], state["step"], state["m"]
+    tracked = group["noise_correction"] == "tracked"
+    u = torch.sub(gradient.to(m.dtype), m, alpha=1 / (1 - beta**t)).square_()  # (7)
+    if tracked:
+        u.sub_(variance, alpha=macadam_excess(t, beta))  # (9)
+    s = state.setdefault("s", torch.zeros_like(m))
+    s.lerp_(u, 1 - beta)  # (8)
+    if t == 1:  # u and kappa are 0: nothing is known yet
+        keep_std(state, u.fill_(group["h1"]))
+        return
+    torch.div(s, macadam_kappa(t, beta, group["kappa"]), out=u)
+    if not tracked:
+        u.sub_(variance)
+    keep_std(state, u.clamp_(group["h1"], group["h2"]))  # (10)
+
+
+def check_estimates(options: dict[str, Any]) -> None:
+    """Raises unless the choices of (9) and (10) are known ones."""
+    _validate.one_of(_KINDS, kappa=options["kappa"])
+    _validate.one_of(_NOISE_CORRECTIONS, noise_correction=options["noise_correction"])
+
+
+def check_phi(options: dict[str, Any]) -> None:
+    """Raises unless the choice of the subtracted variance is a known one."""
+    _validate.one_of(_KINDS, phi=options["phi"])

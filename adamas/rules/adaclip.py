@@ -1,0 +1,108 @@
+r"""AdaClip (Pichapati et al., 2019): clipping around a running mean, at a scale for each coordinate.
+
+.. math::
+    b_t         &= \sqrt{s_t}\,\sqrt{\textstyle\sum_j s_{t,j}}                             \qquad (1) \\
+    \tilde g_t  &= b_t \odot \Big(\sum_i \mathrm{clip}_1\Big(\frac{g_i - m_t}{b_t}\Big)
+                   + N(0, \sigma^2 I)\Big)\Big/B + m_t                                     \qquad (2) \\
+    \theta_t    &= \theta_{t-1} - \eta\,\tilde g_t                                         \qquad (3) \\
+    m_{t+1}     &= \beta_1 m_t + (1-\beta_1)\tilde g_t                                     \qquad (4) \\
+    u_t         &= \mathrm{clip}_{[h_1, h_2]}\big((\tilde g_t - m_t)^2
+                   - \mathrm{Var}(\tilde g_t)\big)                                         \qquad (5) \\
+    s^2_{t+1}   &= \beta_2 s^2_t + (1-\beta_2) u_t                                         \qquad (6)
+
+(2) happens at the door, in the geometry that the rule offers.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamas._numerics import accumulation_dtype
+from adamas.geometry import Value
+from adamas.rules._adam_family import check_common
+from adamas.rules._coordinate_scale import CoordinateScale, check_bounds, keep_std
+from adamas.rules.base import Params
+
+
+class AdaClip(CoordinateScale):
+    r"""DP-SGD that clips each coordinate in proportion to how much it varies.
+
+    Not the quantile method (Andrew et al., 2021) that Opacus calls AdaClip.
+
+    Privacy: the next step's centre and scale are functions of earlier releases. Needs: an engine with a
+    scale per coordinate, which all have; two buffers per parameter.
+
+    Args:
+        params: Parameters, named parameters or groups; all of a model, since the scale's sum runs over them.
+        lr: Learning rate, eta.
+        betas: Decays of the mean and of the variance.
+        h1: The least variance of a coordinate.
+        h2: The largest.
+        b0: The first scale; None takes (1) with :math:`s^2 = \sqrt{h_1 h_2}`, the geometric mean.
+
+    The clip norm of a run multiplies (1); the paper's is 1. The release is a mean of B examples, so that
+    s estimates the deviation of the mean, about :math:`\sqrt B` less than an example's, and most examples
+    are clipped. That is the published method.
+
+    Differs from the paper: the noise of a batch's mean is subtracted in (5), where the original has
+    B = 1.
+
+    Example:
+        >>> import torch
+        >>> from adamas import rules
+        >>> p = torch.nn.Parameter(torch.zeros(4))
+        >>> rule = rules.AdaClip([p], h1=0.01, h2=1.0)
+        >>> round(rule.geometry().scale[p], 4)  # s = (h1 h2)^(1/4) = 0.3162, times sqrt(4)
+        0.6325
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.9),
+        h1: float = 1e-9,
+        h2: float = 1e-6,
+        b0: float | None = None,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "h1": h1, "h2": h2, "b0": b0}
+        )
+
+    @staticmethod
+    def _check(options: dict[str, Any]) -> None:
+        check_common(options)
+        check_bounds(options)
+
+    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        mean: Tensor = state["m"]
+        return mean
+
+    def _first_std(self, group: dict[str, Any]) -> float:
+        return float((group["h1"] * group["h2"]) ** 0.25)
+
+    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+        if group["b0"] is not None:
+            return float(group["b0"])
+        return math.sqrt(self._first_std(group) * total)
+
+    def _update(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        noise_variance: Value,
+        group: dict[str, Any],
+        state: dict[str, Any],
+    ) -> None:
+        b1, b2 = group["betas"]
+        dtype = accumulation_dtype(p.dtype)
+        if not state:
+            state["m"] = torch.zeros_like(p, dtype=dtype)
+            state["std"] = torch.full_like(p, self._first_std(group), dtype=dtype)
+        m, g = state["m"], gradient.to(dtype)
+        p.add_(gradient, alpha=-group["lr"])  # (3)
+        u = (g - m).square_().sub_(noise_variance).clamp_(group["h1"], group["h2"])  # (5)
+        m.lerp_(g, 1 - b1)  # (4)
+        keep_std(state, u.mul_(1 - b2).addcmul_(state["std"], state["std"], value=b2))  # (6)
