@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import adam_family, sgd
+from reference import adam_family, micro_adam, rmsprop, sgd
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -62,6 +62,38 @@ def bc_reference(beta2: float = 0.999, **options: Any) -> Callable[..., list[np.
     return lambda theta, gradients, lr, variances: adam_family.adam_bc(
         theta, gradients, lr, adam_family.averaged(variances, beta2), beta2=beta2, **options
     )
+
+
+def rmsprop_reference(**options: float) -> Callable[..., list[np.ndarray]]:
+    return lambda theta, gradients, lr, variances: rmsprop.rmsprop(theta, gradients, lr, **options)
+
+
+def micro_reference(**options: Any) -> Callable[..., list[np.ndarray]]:
+    def reference(theta, gradients, lr, variances):
+        flat = [[np.ravel(g)] for g in gradients]
+        steps = micro_adam.micro_adam([np.ravel(theta)], flat, lr, **options)
+        return [thetas[0].reshape(np.shape(theta)) for thetas, _, _ in steps]
+
+    return reference
+
+
+def dp2_reference(lr2: float, period: int, rho: float, eps: float) -> Callable[..., list[np.ndarray]]:
+    """DP2-RMSProp on releases in the units of a gradient: Li et al. (2023), Algorithm 1."""
+
+    def reference(theta, gradients, lr, variances):
+        theta, a, total = np.array(theta), np.zeros_like(theta), np.zeros_like(theta)
+        trajectory = []
+        for t, (g, eta) in enumerate(zip(gradients, lr, strict=True)):
+            if t % (2 * period) < period:
+                theta, total = theta - eta * g, total + g
+                if (t + 1) % period == 0:
+                    a, total = rho * a + (1 - rho) * (total / period) ** 2, np.zeros_like(total)
+            else:
+                theta = theta - lr2 * eta / 0.1 * g / (np.sqrt(a) + eps)  # setups are made with lr = 0.1
+            trajectory.append(theta)
+        return trajectory
+
+    return reference
 
 
 def automatic_floor(beta2: float = 0.999) -> Callable[[int, np.ndarray], np.ndarray]:
@@ -114,12 +146,50 @@ SETUPS = [
     ),
     Setup("adamw-bc", {}, bc_reference(floor=automatic_floor(), lam=1e-2)),
     Setup("adamw-bc", {"floor": 1e-2, "weight_decay": 0.3}, bc_reference(floor=1e-2, lam=0.3)),
+    Setup("rmsprop", {}, rmsprop_reference(), lambda p, lr: torch.optim.RMSprop(p, lr, alpha=0.9)),
+    Setup(
+        "rmsprop",
+        {"alpha": 0.99, "eps": 1e-3, "momentum": 0.5},
+        rmsprop_reference(beta=0.99, gamma=1e-3, mu=0.5),
+        lambda p, lr: torch.optim.RMSprop(p, lr, eps=1e-3, momentum=0.5),
+    ),
+    # Given the releases, these are SGD and Adam; what they clip in is test_geometric_rules.py's.
+    Setup("adaclip", {}, sgd_reference(), lambda p, lr: torch.optim.SGD(p, lr)),
+    Setup("macadam", {}, adam_reference(), lambda p, lr: torch.optim.Adam(p, lr)),
+    Setup("macadam", {"kappa": "paper", "noise_correction": "paper"}, adam_reference()),
+    Setup("macadam-bc", {}, bc_reference(floor=automatic_floor())),
+    Setup("macadam-bc", {"floor": 1e-2}, bc_reference(floor=1e-2)),
+    Setup("scale-then-privatize", {}, adam_reference(), lambda p, lr: torch.optim.Adam(p, lr)),
+    Setup("scale-then-privatize", {"floor": 1e-2}, bc_reference(floor=1e-2)),
+    Setup("adadps", {}, sgd_reference(), lambda p, lr: torch.optim.SGD(p, lr)),
+    Setup("adadps", {"momentum": 0.5}, sgd_reference(mu=0.5)),
+    Setup("dp2-rmsprop", {"period": 4, "eps": 0.1}, dp2_reference(lr2=1e-3, period=4, rho=0.9, eps=0.1)),
+    Setup(
+        "dp2-rmsprop", {"period": STEPS}, sgd_reference(), lambda p, lr: torch.optim.SGD(p, lr)
+    ),  # the first phase
+    Setup(
+        "micro-adam",
+        {"bits": None, "density": 0.2, "window": 4},
+        micro_reference(scope="block", block_size=1 << 15, density=0.2, window=4),
+    ),
+    Setup(
+        "micro-adam",
+        {"bits": None, "density": 1.0, "window": STEPS, "weight_decay": 0.1},
+        adam_reference(lam=0.1),
+        lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.1),
+    ),  # nothing is left out or forgotten
 ]
 
 # Without noise, and with a floor that no coordinate meets, the corrected rules are Adam and AdamW.
 UNCORRECTED = [
     Setup(
         "adam-bc",
+        {"floor": 1e-30},
+        bc_reference(floor=1e-30),
+        lambda p, lr: torch.optim.Adam(p, lr, eps=0.0),
+    ),
+    Setup(
+        "macadam-bc",
         {"floor": 1e-30},
         bc_reference(floor=1e-30),
         lambda p, lr: torch.optim.Adam(p, lr, eps=0.0),
@@ -327,6 +397,8 @@ def test_every_rule_has_a_parent():
 CORRECTED: dict[str, Callable[..., Rule]] = {
     "adam-bc": rules.AdamBC,
     "adamw-bc": functools.partial(rules.AdamWBC, weight_decay=0.0),
+    "macadam-bc": rules.MacAdamBC,
+    "scale-then-privatize": functools.partial(rules.ScaleThenPrivatize, floor="auto"),
 }
 
 
@@ -865,6 +937,26 @@ BAD: dict[str, list[Any]] = {
     "betas": [(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, NAN), (0.9,), 0.9, "ab", None],
     "eps": [-1e-8, NAN, INF, "small"],
     "eps_placement": ["under", None],
+    "alpha": [-0.1, 1.0, NAN, None],
+    "density": [0, -0.1, 1.5, NAN, None],
+    "window": [0, -1, 1.5, None],
+    "bits": [8, 0, "4", True],
+    "bucket_size": [0, -1, 1.5, None],
+    "rounding": ["up", None],
+    "scope": ["layer", None],
+    "window_correction": ["yes", None, 1],
+    "h1": [0, -1.0, NAN, 1.0, None],  # 1.0 is above the default of h2
+    "h2": [0, -1.0, NAN, 1e-12, None],
+    "b0": [0, -1.0, NAN, "auto"],
+    "kappa": ["right", None],
+    "noise_correction": ["off", None],
+    "phi": ["none", None],
+    "scale_eps": [0, -1.0, NAN, None],
+    "lr2": [-1e-3, NAN, INF, None],
+    "period": [0, -1, 1.5, None],
+    "clip_ratio": [0, -1.0, NAN, INF, None],
+    "decay": [-0.1, 1.0, NAN, None],
+    "preconditioner": [{nn.Parameter(torch.zeros(1)): torch.ones(1)}],  # of another model
     "floor": [0, 0.0, -1e-8, NAN, INF, "foo", None, True],
 }
 GOOD: dict[str, list[Any]] = {
@@ -874,8 +966,40 @@ GOOD: dict[str, list[Any]] = {
     "betas": [(0.0, 0.0), [0.9, 0.99]],
     "eps": [0.0],
     "eps_placement": ["inside", "outside"],
+    "alpha": [0.0, 0.999],
+    "density": [1, 1e-9],
+    "window": [1, 1000],
+    "bits": [4, None],
+    "bucket_size": [1, 100_000],
+    "rounding": ["nearest", "stochastic"],
+    "scope": ["block", "tensor", "global"],
+    "window_correction": [True, False],
+    "h1": [1e-6, 1e-30],
+    "h2": [1e-9, 1.0],
+    "b0": [None, 1e-6, 1],
+    "kappa": ["exact", "paper"],
+    "noise_correction": ["tracked", "paper"],
+    "phi": ["exact", "paper"],
+    "scale_eps": [1e-9, 1],
+    "lr2": [0.0, 1],
+    "period": [1, 10**6],
+    "clip_ratio": [1e-3, 10],
+    "decay": [0.0, 0.99],
+    "preconditioner": [None, {}],
     "floor": ["auto", 1e-12, 1],
 }
+
+
+# (rule, argument, repr of the value) that is good although it is in BAD, or bad although it is in GOOD.
+OTHERWISE = {
+    ("scale-then-privatize", "floor", "None"): "no correction",
+    ("adadps", "eps", "0.0"): "the scale must be positive",
+    ("dp2-rmsprop", "eps", "0.0"): "the scale must be positive",
+}
+
+
+def values(table: dict[str, list[Any]], name: str, argument: str) -> list[Any]:
+    return [value for value in table.get(argument, []) if (name, argument, repr(value)) not in OTHERWISE]
 
 
 def arguments(name: str) -> list[str]:
@@ -892,7 +1016,7 @@ def test_every_argument_of_every_rule_has_bad_values():
 
 @pytest.mark.parametrize(
     ("name", "argument", "value"),
-    [(name, argument, value) for name, argument in ARGUMENTS for value in BAD.get(argument, [])],
+    [(name, argument, value) for name, argument in ARGUMENTS for value in values(BAD, name, argument)],
 )
 def test_a_bad_hyperparameter_is_refused_by_name(name, argument, value):
     with pytest.raises((ValueError, TypeError), match=argument):
@@ -901,13 +1025,42 @@ def test_a_bad_hyperparameter_is_refused_by_name(name, argument, value):
 
 @pytest.mark.parametrize(
     ("name", "argument", "value"),
-    [(name, argument, value) for name, argument in ARGUMENTS for value in GOOD.get(argument, [])],
+    [(name, argument, value) for name, argument in ARGUMENTS for value in values(GOOD, name, argument)],
 )
 def test_hyperparameters_at_the_edge_are_accepted(name, argument, value):
     p = nn.Parameter(torch.ones(2).double())
     rule = made_rule(name, [p], **{argument: value})
     step(rule, PrivateGradient({p: torch.ones(2).double()}, {p: 0.1}))
     assert p.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        (name, argument, values(BAD, name, argument)[0])
+        for name, argument in ARGUMENTS
+        if argument != "preconditioner"  # of the rule, not of a group
+    ],
+)
+def test_a_bad_hyperparameter_of_a_group_is_refused_by_name_and_nothing_changes(name, argument, value):
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    with pytest.raises((ValueError, TypeError), match=argument):
+        made_rule(name, [{"params": [first]}, {"params": [second], argument: value}])
+    rule = made_rule(name, [first])
+    with pytest.raises((ValueError, TypeError), match=argument):
+        rule.add_param_group({"params": [second], argument: value})
+    assert len(rule.param_groups) == 1
+
+
+@every_rule
+def test_a_group_without_parameters_is_refused(name):
+    first = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="params"):
+        made_rule(name, [{"params": [first]}, {"params": []}])
+    rule = made_rule(name, [first])
+    with pytest.raises(ValueError, match="params"):
+        rule.add_param_group({"params": []})
+    assert len(rule.param_groups) == 1
 
 
 @every_rule

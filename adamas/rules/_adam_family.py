@@ -16,7 +16,6 @@ With a floor :math:`\gamma'` the buffer `v` holds :math:`v_t - \phi_t`, which fo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
-from adamas.rules.base import Rule
+from adamas.rules.base import Moments, Rule
 from adamas.theory import automatic_floor
 
 _EPS_PLACEMENTS = ("outside", "inside")
@@ -36,32 +35,13 @@ _PART = 3 << 18
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-@dataclass(frozen=True)
-class Moments:
-    """The moments of one parameter, corrected for their start at 0: equations (4) and (5).
-
-    Attributes:
-        m_hat: First moment.
-        v_hat: Second moment, with the noise in it.
-        phi_hat: The noise's share of it; None for a rule that does not follow it by coordinate.
-        floor: The least value under the root; None if the noise is not subtracted.
-        denominator: D.
-    """
-
-    m_hat: Tensor
-    v_hat: Tensor
-    phi_hat: Value | None
-    floor: Value | None
-    denominator: Tensor
-
-
 class AdamFamily(Rule):
     """A group with a `floor` has the noise's share subtracted; one without is plain Adam."""
 
     _scratch: Tensor | None = None  # kept from step to step, no part of the state
 
     def moments(self, p: Tensor) -> Moments | None:
-        """The moments of a parameter after the last step; None before the first."""
+        """See `Rule.moments`."""
         state = self.state.get(p)
         if not state:
             return None

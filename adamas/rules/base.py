@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,25 @@ from adamas.geometry import Geometry, Value
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """What torch's optimizers take: parameters, named parameters, or groups of them."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a rule knows of one parameter after a step, corrected for a start at 0.
+
+    Attributes:
+        m_hat: First moment, the direction of the update.
+        v_hat: Second moment, with the noise in it.
+        phi_hat: The noise's share of it; None for a rule that does not follow it by coordinate.
+        floor: The least value under the root; None if the noise is not subtracted.
+        denominator: What the update divides by.
+    """
+
+    m_hat: Tensor
+    v_hat: Tensor
+    phi_hat: Value | None
+    floor: Value | None
+    denominator: Tensor
 
 
 class Rule(torch.optim.Optimizer, ABC):
@@ -50,6 +70,10 @@ class Rule(torch.optim.Optimizer, ABC):
     def geometry(self) -> Geometry:
         """The centre and scale of the next step's clipping, relative to the clip norm."""
         return Geometry.ball(self.trainable(), 1.0)
+
+    def moments(self, p: Tensor) -> Moments | None:
+        """The moments of a parameter after the last step; None before the first, and for a rule without."""
+        return None
 
     def receive(self, mean: Mapping[Tensor, Tensor], noise_variance: Mapping[Tensor, Value]) -> None:
         """Takes a fresh release into `p.grad`; `PrivateGradient.write_to` calls it."""

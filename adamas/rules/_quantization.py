@@ -1,0 +1,97 @@
+r"""Four-bit codes in buckets of consecutive entries, each bucket between its own least and largest value.
+
+.. math::
+    u               &= (\Delta - \delta) / 15                            \qquad (1) \\
+    Q(x)            &= \lfloor (x - \delta)/u + \xi \rfloor              \qquad (2) \\
+    Q^{-1}(c)       &= c\,u + \delta                                     \qquad (3)
+
+with :math:`\xi = 1/2`, or uniform in [0, 1), which makes :math:`Q^{-1}(Q(x))` unbiased.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# The largest code of four bits.
+_LARGEST = 15
+
+
+class Buckets(NamedTuple):
+    """Consecutive buckets: one row of codes and one pair of float32 bounds each.
+
+    A byte of a row holds an entry of the bucket's first half in its high bits and the entry half a
+    bucket later in its low bits, so that both halves are read and written as whole vectors.
+    """
+
+    codes: Tensor  # (buckets, half of the size, rounded up), uint8
+    low: Tensor  # (buckets, 1), float32
+    high: Tensor  # (buckets, 1), float32
+    size: int
+
+    @staticmethod
+    def zeros(entries: int, size: int, device: torch.device) -> dict[str, Any]:
+        """The tensors that hold `entries` zeros; `Buckets(**tensors)` reads and writes them."""
+        size = max(min(size, entries), 1)
+        rows = -(-entries // size)
+        return {
+            "codes": torch.zeros(rows, (size + 1) // 2, dtype=torch.uint8, device=device),
+            "low": torch.zeros(rows, 1, device=device),
+            "high": torch.zeros(rows, 1, device=device),
+            "size": size,
+        }
+
+    def of(self, start: int, stop: int) -> "Buckets":
+        """The buckets of the entries from `start`, where a bucket begins, to `stop`."""
+        rows = slice(start // self.size, -(-stop // self.size))
+        return Buckets(self.codes[rows], self.low[rows], self.high[rows], self.size)
+
+    def add_to(self, x: Tensor, out: Tensor, work: Tensor) -> None:
+        """Writes `x` plus the values of the buckets; `out` and `work` have room for all buckets."""
+        half, rows = self.codes.shape[1], self.codes.shape[0]
+        entries = rows * self.size
+        codes, sums = work[:entries].view(rows, self.size), out[:entries].view(rows, self.size)
+        codes[:, :half] = self.codes >> 4
+        codes[:, half:] = self.codes[:, : self.size - half] & _LARGEST
+        low, unit = self.low.to(out.dtype), self._unit(out.dtype)
+        whole = x.numel() // self.size
+        cut = whole * self.size
+        torch.addcmul(x[:cut].view(whole, self.size), codes[:whole], unit[:whole], out=sums[:whole])
+        sums[:whole] += low[:whole]  # (3)
+        if whole < rows:
+            out[cut : x.numel()] = x[cut:] + codes[whole, : x.numel() - cut] * unit[whole] + low[whole]
+
+    def store(self, x: Tensor, entries: int, shift: Tensor | None, work: Tensor) -> None:
+        """Quantizes the first `entries` of `x`, which has room for all buckets and is used up.
+
+        Args:
+            x: The values.
+            entries: How many of them count.
+            shift: xi for each entry; None for 1/2.
+            work: Room for an int16 per entry.
+        """
+        half, rows = self.codes.shape[1], self.codes.shape[0]
+        x = x[: rows * self.size]
+        x[entries:] = x[entries - 1]  # does not change the bounds of the last bucket
+        values = x.view(rows, self.size)
+        self.low.copy_(values.amin(1, keepdim=True))
+        self.high.copy_(values.amax(1, keepdim=True))
+        unit = self._unit(x.dtype)
+        values.sub_(self.low).div_(unit.masked_fill(unit == 0, math.inf))
+        if shift is None:
+            values.add_(0.5)
+        else:
+            x[:entries] += shift
+        codes = work[: rows * self.size].view(rows, self.size)
+        codes.copy_(values)  # (2); towards 0 is down, for the values are not negative
+        if shift is not None or x.dtype == torch.float64:
+            codes.clamp_(0, _LARGEST)  # float32 bounds need not enclose float64 values
+        pairs = codes[:, :half] << 4
+        pairs[:, : self.size - half] += codes[:, half:]
+        self.codes.copy_(pairs)
+
+    def _unit(self, dtype: torch.dtype) -> Tensor:
+        """Equation (1); 0 where it has no full precision, and then every code stands for `low`."""
+        unit = (self.high.to(dtype) - self.low.to(dtype)) / _LARGEST
+        return unit.masked_fill_(unit < torch.finfo(dtype).tiny, 0.0)
