@@ -24,11 +24,13 @@ LAYERS = [
     ["clip", "ledger", "loading"],
     ["privatize", "calibrate"],
     ["_checks"],
+    ["diagnostics"],
     ["run"],
     ["training"],
+    ["finetune"],
     [""],
     ["data", "models"],
-    ["experiment"],
+    ["experiment", "report"],
     ["cli"],
     ["__main__"],
 ]
@@ -122,7 +124,10 @@ MAY_DRAW = {
 }
 
 # (module, expression) -> why it is no draw of its own.
-ASKS_FOR_NOISE = {("privatize", "noise.normal_"): "asks the one source of noise for values"}
+ASKS_FOR_NOISE = {
+    ("privatize", "noise.normal_"): "asks the one source of noise for values",
+    ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
+}
 
 DRAWING = {
     "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "random_",

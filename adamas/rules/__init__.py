@@ -10,27 +10,15 @@ from adamas.rules.base import Rule
 from adamas.rules.dp2_rmsprop import DP2RMSProp
 from adamas.rules.macadam import MacAdam
 from adamas.rules.macadam_bc import MacAdamBC
+from adamas.rules.micro_adam import MicroAdam
+from adamas.rules.presets import PRESETS, Preset, preset
+from adamas.rules.registry import RULES
 from adamas.rules.rmsprop import RMSProp
 from adamas.rules.scale_then_privatize import ScaleThenPrivatize
 from adamas.rules.sgd import SGD
 
-RULES: dict[str, type[Rule]] = {
-    "sgd": SGD,
-    "rmsprop": RMSProp,
-    "adam": Adam,
-    "adam-bc": AdamBC,
-    "adamw": AdamW,
-    "adamw-bc": AdamWBC,
-    "adaclip": AdaClip,
-    "macadam": MacAdam,
-    "macadam-bc": MacAdamBC,
-    "scale-then-privatize": ScaleThenPrivatize,
-    "adadps": AdaDPS,
-    "dp2-rmsprop": DP2RMSProp,
-}
-"""Rules by name, for the command line and the tests."""
-
 __all__ = [
+    "PRESETS",
     "RULES",
     "SGD",
     "AdaClip",
@@ -42,7 +30,10 @@ __all__ = [
     "DP2RMSProp",
     "MacAdam",
     "MacAdamBC",
+    "MicroAdam",
+    "Preset",
     "RMSProp",
     "Rule",
     "ScaleThenPrivatize",
+    "preset",
 ]

@@ -73,25 +73,26 @@ class Buckets(NamedTuple):
         """
         half, rows = self.codes.shape[1], self.codes.shape[0]
         x = x[: rows * self.size]
-        x[entries:] = x[entries - 1]  # does not change the bounds of the last bucket
+        if entries < len(x):
+            x[entries:] = x[entries - 1]  # does not change the bounds of the last bucket
         values = x.view(rows, self.size)
         self.low.copy_(values.amin(1, keepdim=True))
         self.high.copy_(values.amax(1, keepdim=True))
         unit = self._unit(x.dtype)
-        values.sub_(self.low).div_(unit.masked_fill(unit == 0, math.inf))
+        unit.masked_fill_(unit < torch.finfo(x.dtype).tiny, math.inf)  # code 0, which stands for `low`
+        values.sub_(self.low).div_(unit)
         if shift is None:
             values.add_(0.5)
         else:
             x[:entries] += shift
-        codes = work[: rows * self.size].view(rows, self.size)
+        codes = work[: len(x)].view(rows, self.size)
         codes.copy_(values)  # (2); towards 0 is down, for the values are not negative
         if shift is not None or x.dtype == torch.float64:
             codes.clamp_(0, _LARGEST)  # float32 bounds need not enclose float64 values
-        pairs = codes[:, :half] << 4
-        pairs[:, : self.size - half] += codes[:, half:]
+        pairs, second = codes[:, :half], codes[:, half:]
+        pairs.mul_(_LARGEST + 1)[:, : self.size - half] += second
         self.codes.copy_(pairs)
 
     def _unit(self, dtype: torch.dtype) -> Tensor:
-        """Equation (1); 0 where it has no full precision, and then every code stands for `low`."""
-        unit = (self.high.to(dtype) - self.low.to(dtype)) / _LARGEST
-        return unit.masked_fill_(unit < torch.finfo(dtype).tiny, 0.0)
+        """Equation (1)."""
+        return (self.high.to(dtype) - self.low.to(dtype)) / _LARGEST

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
-from adamas.rules._adam_family import check_common
 from adamas.rules._coordinate_scale import CoordinateScale, check_bounds, keep_std
 from adamas.rules.base import Params
 
@@ -67,13 +67,12 @@ class AdaClip(CoordinateScale):
         h2: float = 1e-6,
         b0: float | None = None,
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "h1": h1, "h2": h2, "b0": b0}
-        )
+        super().__init__(params, {"lr": lr, "betas": betas, "h1": h1, "h2": h2, "b0": b0})
 
     @staticmethod
     def _check(options: dict[str, Any]) -> None:
-        check_common(options)
+        _validate.non_negative(lr=options["lr"])
+        _validate.decays(betas=options["betas"])
         check_bounds(options)
 
     def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:

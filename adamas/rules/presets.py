@@ -4,13 +4,13 @@ A value stands here if its paper fixes it, or if the authors' code does and the 
 only searched over, or does not tell, is in the notes.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from adamas import _validate
 from adamas.rules.base import Params, Rule
+from adamas.rules.registry import RULES
 
 Options = dict[str, Any]
 
@@ -52,9 +52,7 @@ class Preset:
 
     def make_rule(self, params: Params) -> Rule:
         """The rule, over `params`."""
-        # The package makes its registry after it has imported this module, so it is looked up here.
-        rules = importlib.import_module("adamas.rules").RULES
-        return cast(Rule, rules[self.rule](params, **self.options))
+        return RULES[self.rule](params, **self.options)
 
 
 def preset(name: str, method: str | None = None, *, corrected: bool = False) -> Preset:
