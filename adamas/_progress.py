@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_EPSILONS = 10.0
 
 @contextmanager
 def progress_bar(
-    enabled: bool | None, done: int, total: int, epsilon: Callable[[], float]
+    enabled: bool | None, done: int, total: int, epsilon: Callable[[], float], *, private: bool = True
 ) -> Iterator[Callable[[], None]]:
     """Shows steps, time and now and then epsilon; yields a function that advances by one step.
 
@@ -31,6 +31,7 @@ def progress_bar(
         done: Steps that are already done.
         total: Steps in all.
         epsilon: What was spent so far.
+        private: False says that the run is not.
     """
     if enabled is None:
         enabled = sys.stderr.isatty() and not os.environ.get("CI")
@@ -38,7 +39,7 @@ def progress_bar(
         yield _nothing
         return
     columns = (
-        TextColumn("private steps"),
+        TextColumn("private steps" if private else "[bold red]steps, NOT PRIVATE[/]"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -1,4 +1,4 @@
-"""The command line: `adamas train | explain | epsilon | noise | steps`."""
+"""The command line: `adamas train | report | explain | epsilon | noise | steps`."""
 
 import ast
 import inspect
@@ -116,6 +116,15 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder for result.json, model.safetensors and ledger.json.")
     ] = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Write diagnostics.jsonl: what the rule did, for free.")
+    ] = False,
+    diagnose_every: Annotated[
+        int | None, typer.Option(help="Steps between its lines, at most 50 lines if not given.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Add moments without noise to them. NOT PRIVATE, for teaching.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a private model and write its result, weights and ledger."""
@@ -141,21 +150,44 @@ def train(
         max_batch_size=max_batch_size,
         accountant=accountant,
         allow_large_delta=allow_large_delta,
+        raw=raw,
     )
     if out is None:
         out = Path("runs") / f"{data}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
-    result = train_and_save(settings, out, progress=progress)
+    diagnose = diagnose or diagnose_every is not None
+    result = train_and_save(
+        settings, out, progress=progress, diagnose=diagnose, diagnose_every=diagnose_every
+    )
     if as_json:
         _print_json(result)
         return
     console = Console(highlight=False)
+    if not result["private"]:
+        console.print(f"[bold red]NOT PRIVATE[/]     {result['privacy']}", soft_wrap=True)
     console.print(f"epsilon         {_number(result['epsilon'])}  (delta {delta:g}, {accountant})")
     console.print(f"test accuracy   {result['test_accuracy']:.2%}")
     console.print(f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}")
     console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
-    console.print(f"files           {out}/result.json, model.safetensors, ledger.json", soft_wrap=True)
+    files = ["result.json", "model.safetensors", "ledger.json"] + ["diagnostics.jsonl"] * diagnose
+    console.print(f"files           {out}/{', '.join(files)}", soft_wrap=True)
     if seed is not None:
         console.print(f"note            {result['note']}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `adamas train --out` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; report.html in the first folder if not given.")
+    ] = None,
+) -> None:
+    """Draw runs as one HTML page: privacy, settings, what the rule did over time and by layer."""
+    from adamas.report import write_report
+
+    out = out or folders[0] / "report.html"
+    for name in write_report(folders, out):
+        print(f"NOT PRIVATE: {name}")
+    print(out)
 
 
 @app.command()

@@ -23,6 +23,11 @@ from adamas.rules import RULES
 from adamas.run import SEED_WARNING, PrivateRun
 from adamas.training import make_private
 
+DIAGNOSTICS = "diagnostics.jsonl"
+"""The file of diagnostics in a folder."""
+
+_LINES = 50  # enough for a curve
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,34 +51,64 @@ class Settings:
     max_batch_size: int | None = None
     accountant: str = "pld"
     allow_large_delta: bool = False
+    raw: bool = False
 
     def __post_init__(self) -> None:
         _validate.one_of(MODELS, model=self.model)
         _validate.one_of(RULES, rule=self.rule)
 
 
-def train_and_save(settings: Settings, out: Path, *, progress: bool | None = None) -> dict[str, Any]:
+def train_and_save(
+    settings: Settings,
+    out: Path,
+    *,
+    progress: bool | None = None,
+    diagnose: bool = False,
+    diagnose_every: int | None = None,
+) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
 
-    Files: `result.json`, `model.safetensors`, `ledger.json`. Only test data is evaluated.
+    Files: `result.json`, `model.safetensors`, `ledger.json`, and with `diagnose` `diagnostics.jsonl`. Only
+    test data is evaluated.
+
+    Args:
+        settings: What to train.
+        out: The folder.
+        progress: See `make_private`.
+        diagnose: Write `run.diagnostics()` to a line of `diagnostics.jsonl` now and then, and after the last
+            step with histograms; for settings with `raw`, with the comparison that is not private.
+        diagnose_every: Steps between lines; None makes 50 lines at most.
 
     Raises:
-        ValueError: If `out` holds a result already; nothing is overwritten.
+        ValueError: If `out` holds a result or diagnostics already; nothing is overwritten.
     """
-    if (out / "result.json").exists():
+    for name in ("result.json", DIAGNOSTICS):
+        if (out / name).exists():
+            raise ValueError(
+                f"Expected --out without an earlier result, but {out} has {name}. Choose another folder."
+            )
+    if settings.raw and not diagnose:
         raise ValueError(
-            f"Expected --out without an earlier result, but {out} has one. Choose another folder."
+            "Expected --diagnose with --raw, which adds to what --diagnose writes and does nothing else."
         )
+    if diagnose_every is not None:
+        _validate.count(diagnose_every=diagnose_every)
     data = load(settings.data)
     run = private_run(settings, data, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    for _ in run:
-        pass
+    if diagnose:
+        _train_and_diagnose(
+            run, out / DIAGNOSTICS, diagnose_every or math.ceil(run.steps / _LINES), settings.raw
+        )
+    else:
+        for _ in run:
+            pass
     seconds = time.perf_counter() - start
     epsilon = run.epsilon()
     result: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else "inf",
+        "private": run.private,
         "delta": settings.delta,
         "noise_multiplier": run.noise_multiplier,
         "sampling_rate": run.loader.sampler.rate,
@@ -92,6 +127,16 @@ def train_and_save(settings: Settings, out: Path, *, progress: bool | None = Non
     _write_json(out / "ledger.json", run.ledger.state_dict())
     _write_json(out / "result.json", result)
     return result
+
+
+def _train_and_diagnose(run: PrivateRun, path: Path, every: int, raw: bool) -> None:
+    """Each line is one write, so that a run that dies leaves whole lines."""
+    with path.open("xb", buffering=0) as file:
+        for step in run:
+            last = step.number == step.total
+            if last or step.number % every == 0:
+                line = json.dumps(run.diagnostics(raw=raw, histograms=last), allow_nan=False)
+                file.write(line.encode() + b"\n")
 
 
 def private_run(settings: Settings, data: Data, *, progress: bool | None = None) -> PrivateRun:
@@ -122,6 +167,7 @@ def private_run(settings: Settings, data: Data, *, progress: bool | None = None)
         accountant=settings.accountant,
         progress=progress,
         allow_large_delta=settings.allow_large_delta,
+        raw=settings.raw,
     )
 
 

@@ -23,7 +23,8 @@ from adamas.noise import GaussianNoise
 from adamas.rules.base import Rule
 
 # Examples are summed around 0, and the centre is subtracted from the sum. In float32 that can add to the
-# sensitivity, as measured, up to 4e-7 for each scale that the centre is long; the ball is made smaller by more.
+# sensitivity, as measured, up to 4e-7 for each scale that the centre is long; the ball is made smaller by
+# more.
 _ROUNDING = 1e-6
 _LARGEST_SLACK = 0.1
 
@@ -84,6 +85,7 @@ def privatize(
     noise: GaussianNoise,
     record: Callable[[], None],
     absolute: bool = False,
+    raw: Callable[[Mapping[Tensor, Tensor]], None] | None = None,
 ) -> PrivateGradient:
     """Clips, sums, records, adds noise.
 
@@ -98,6 +100,8 @@ def privatize(
             before the first noise is drawn; if it raises, nothing is released.
         absolute: Release the absolute value of each coordinate of the sum, before the noise. It moves by no
             more than the coordinate does, so the sensitivity is the same.
+        raw: Gets a copy of what is released, before the noise, after `record`, which must account for it as
+            a release of multiplier 0. For teaching: nothing about such a step is private.
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
@@ -135,7 +139,10 @@ def privatize(
     if absolute:
         for flat, _ in flats:
             flat.abs_()
+    share = total_weight / expected_batch_size
     record()
+    if raw is not None:
+        raw({p: _around_centre(geometry, p, g.clone(), share) for p, g in mean.items()})
 
     std = noise_multiplier / expected_batch_size
     if std > 0:
@@ -147,11 +154,14 @@ def privatize(
             variance[p] = (s * std).square_()
         else:
             variance[p] = (s * std) ** 2 if std > 0 else 0.0  # an infinite scale has no noise
-        c = geometry.center_of(p)
-        if c is not None:
-            # c + s * (sum w g - (sum w) c) / (s B): missing examples count as examples at the centre.
-            mean[p].add_(c, alpha=1 - total_weight / expected_batch_size)
+        _around_centre(geometry, p, mean[p], share)
     return PrivateGradient(mean, variance)
+
+
+def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) -> Tensor:
+    """Adds the centre for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
+    c = geometry.center_of(p)
+    return mean if c is None else mean.add_(c, alpha=1 - share)
 
 
 def _rounding_slack(geometry: Geometry) -> float:

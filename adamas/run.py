@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from adamas import diagnostics
 from adamas._checks import check_modules
 from adamas._progress import progress_bar
 from adamas._streams import Seed
@@ -67,6 +68,7 @@ class PrivateRun:
         steps_done: Steps whose release was made.
         engine: The name of the engine.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
+        raw: Whether moments without noise are kept, which makes the run not private.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class PrivateRun:
         scheduler: LRScheduler | None,
         ema_model: AveragedModel | None,
         progress: bool | None,
+        raw: bool = False,
     ) -> None:
         self.model, self.rule, self.loss = model, rule, loss
         self.loader, self.noise, self.engine = loader, noise, engine
@@ -95,12 +98,16 @@ class PrivateRun:
         self.budget, self.delta, self.accountant = budget, delta, accountant
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
+        self.raw = raw
+        self._raw_moments = diagnostics.RawMoments(rule) if raw else None
 
     def __len__(self) -> int:
         return self.steps - self.steps_done
 
     def __iter__(self) -> Iterator[Step]:
-        with progress_bar(self.progress, self.steps_done, self.steps, self.epsilon) as advance:
+        with progress_bar(
+            self.progress, self.steps_done, self.steps, self.epsilon, private=self.private
+        ) as advance:
             for batch in self.batches():
                 release = self.privatize(batch)
                 release.write_to(self.rule)
@@ -142,8 +149,9 @@ class PrivateRun:
                 noise_multiplier=self.noise_multiplier,
                 expected_batch_size=self.loader.sampler.batch_size,
                 noise=self.noise,
-                record=lambda: self._record(batch.step),
+                record=lambda: self._record(batch.step, raw=self.raw and not absolute),
                 absolute=absolute,
+                raw=None if self._raw_moments is None or absolute else self._raw_moments.add,
             )
         return release
 
@@ -177,6 +185,51 @@ class PrivateRun:
                 return Explanation(self.engine, str(error), examples, 0.0, [])
         return replace(explanation, engine=self.engine)
 
+    def diagnostics(self, *, raw: bool = False, histograms: bool = False) -> dict[str, Any]:
+        """What the rule did, from its own state: free of privacy cost, as plain numbers.
+
+        Args:
+            raw: Add the comparison with moments without noise, under "raw": for a run that was made with
+                `make_private(..., raw=True)`, which is not private.
+            histograms: Add distributions over all coordinates.
+
+        Returns:
+            "step", "private", "overall" and "layers", as `adamas.diagnostics.diagnose` explains them, with
+            the centre measured in the run's clipping; "histograms" as `adamas.diagnostics.histograms`.
+
+        Example:
+            >>> import torch, adamas
+            >>> from torch.nn import functional as F
+            >>> model = torch.nn.Linear(2, 2)
+            >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.ones(50).long())
+            >>> run = adamas.make_private(
+            ...     model, adamas.rules.AdamBC(model.parameters()), data,
+            ...     lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
+            ...     batch_size=10, steps=3, noise_multiplier=100.0, delta=1e-3)
+            >>> for _ in run: pass
+            >>> seen = run.diagnostics()
+            >>> seen["private"], seen["overall"]["on_floor"], sorted(seen["layers"])
+            (True, 1.0, ['bias', 'weight'])
+        """
+        if raw and self._raw_moments is None:
+            raise ValueError(
+                "Expected raw=False: this run keeps no moments without noise. Make it with "
+                "make_private(..., raw=True); it is then not private, and its epsilon is infinite."
+            )
+        result: dict[str, Any] = {"step": self.steps_done, "private": self.private}
+        seen = diagnostics.diagnose(self.rule, self.model, geometry=self._geometry())
+        result |= {"overall": seen["overall"], "layers": seen["layers"]}
+        if histograms:
+            result["histograms"] = diagnostics.histograms(self.rule)
+        if raw and self._raw_moments is not None:
+            result["raw"] = self._raw_moments.compare(self.model, histograms=histograms)
+        return result
+
+    @property
+    def private(self) -> bool:
+        """False for a run that releases something without noise, whose epsilon is infinite."""
+        return self.noise_multiplier > 0 and not self.raw
+
     def epsilon(self, accountant: str | None = None) -> float:
         """The epsilon spent so far, at the run's delta."""
         return self.ledger.epsilon(self.delta, accountant or self.accountant)
@@ -184,6 +237,8 @@ class PrivateRun:
     def privacy_statement(self) -> str:
         """The guarantee in words, for a report."""
         sampler = self.loader.sampler
+        if not self.private:
+            return NOT_PRIVATE + (RAW_REASON if self.raw else "its noise multiplier is 0.")
         words = (
             f"The {self.steps_done} steps so far are ({self.epsilon():.4g}, {self.delta:g})-differentially "
             f"private under {_RELATIONS[self.ledger.relation]}, with {type(sampler).__name__} sampling of "
@@ -195,7 +250,7 @@ class PrivateRun:
         return words
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, and nothing un-noised.
+        """Everything that a resumed run needs, and nothing un-noised: no moments of `raw=True`.
 
         A given seed is among it, so that the resumed run is bit-equal (but for random augmentation in
         worker processes); a secret seed is not, so that the resumed run draws a new one.
@@ -225,11 +280,11 @@ class PrivateRun:
             )
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"Expected a state of version {_STATE_VERSION}, got {state['version']!r}.")
+        saved = {"raw": False} | state["settings"]
         for name, mine in self._settings().items():
-            if state["settings"].get(name) != mine:
+            if saved.get(name) != mine:
                 raise ValueError(
-                    f"Expected a state with {name}={mine!r} as in this run, got "
-                    f"{state['settings'].get(name)!r}."
+                    f"Expected a state with {name}={mine!r} as in this run, got {saved.get(name)!r}."
                 )
         for name, part in (("scheduler", self.scheduler), ("ema", self.ema_model)):
             if (state[name] is None) != (part is None):
@@ -266,6 +321,7 @@ class PrivateRun:
             "delta": self.delta,
             "rule": type(self.rule).__name__,
             "seed": self.noise.seed.given,
+            "raw": self.raw,
         }
 
     def _geometry(self) -> Geometry:
@@ -279,7 +335,7 @@ class PrivateRun:
 
     def _check_budget(self, step: int) -> None:
         """Refuses a release that the budget was not calibrated for and does not cover."""
-        if self.budget is None:
+        if self.budget is None or self.raw:  # a run with raw has no budget to keep
             return
         sampler, entries = self.loader.sampler, self.ledger.entries
         usual = sampler.event({0: [self.noise_multiplier]})
@@ -302,10 +358,18 @@ class PrivateRun:
             "larger epsilon, or with noise_multiplier."
         )
 
-    def _record(self, step: int) -> None:
+    def _record(self, step: int, *, raw: bool) -> None:
         self.ledger.record_release(self.loader.sampler, step, self.noise_multiplier)
+        if raw:
+            self.ledger.record_release(self.loader.sampler, step, 0.0)
         self.steps_done = step + 1
 
+
+NOT_PRIVATE = "The run is NOT PRIVATE, its epsilon is infinite: "
+RAW_REASON = (
+    "raw=True keeps moments of the gradients before the noise, so each step is recorded as a release without "
+    "noise, too."
+)
 
 SEED_WARNING = (
     "The run had a given seed: whoever knows it can remove the noise, so keep it as secret as the data, and "

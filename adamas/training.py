@@ -49,6 +49,7 @@ def make_private(
     accountant: str = "pld",
     progress: bool | None = None,
     allow_large_delta: bool = False,
+    raw: bool = False,
 ) -> PrivateRun:
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
@@ -80,6 +81,9 @@ def make_private(
         accountant: "pld" (tight) or "rdp" (the papers' values).
         progress: Show a progress bar; None shows it on a terminal.
         allow_large_delta: Accept a delta of 1/N or more, which permits publishing a record.
+        raw: For teaching: keep moments of the gradients before the noise, for `run.diagnostics(raw=True)`.
+            The run is then not private. Noise is added all the same, as `epsilon` or `noise_multiplier`
+            asks, but `run.epsilon()` is infinite, and every output says so.
 
     Returns:
         A run: iterate over it to train.
@@ -135,6 +139,8 @@ def make_private(
             "random record would count as private. Lower delta, or confirm with allow_large_delta=True."
         )
     _validate.positive_or_inf(clip_norm=clip_norm)
+    if not isinstance(raw, bool):
+        raise TypeError(f"Expected raw={raw!r} to be True or False.")
     if clip_norm == float("inf") and noise_multiplier != 0:
         raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
     _validate.one_of(["auto", *ENGINES], engine=engine)
@@ -208,6 +214,7 @@ def make_private(
         scheduler=scheduler,
         ema_model=ema,
         progress=progress,
+        raw=raw,
     )
 
 

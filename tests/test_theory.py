@@ -1,7 +1,4 @@
-"""The functions of `adamas.theory`: against the papers' tables, and against what noise does.
-
-The tests of `second_moment_deviation` are in test_rules.py, beside the rules that use it.
-"""
+"""The functions of `adamas.theory`: against the papers' tables, and against what noise does."""
 
 import math
 
@@ -83,6 +80,45 @@ def test_proposition_3_is_the_reference_in_both_branches(t, beta2, alpha, consta
     )
     expected = adam_family.proposition_3(t, beta2, alpha, a=(1.5 * 0.7 / 32) ** 2, c=c)
     assert bound == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "value"), [(0.05, 7.237e-08), (0.01, 1.039e-07)])
+def test_second_moment_deviation_of_few_steps_takes_the_second_branch(alpha, value):
+    # At t = 10 the first branch, which the table prints, does not apply.
+    phi = (0.4 * 0.1 / 256) ** 2
+    assert phi * theory.second_moment_deviation(10, 0.999, alpha) == pytest.approx(value, rel=5e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("t", [1, 10, 1000])
+def test_second_moment_deviation_bounds_what_noise_does(t, alpha):
+    rng = np.random.default_rng(0)
+    d = 5000
+    v = np.zeros(d)
+    for _ in range(t):
+        v = 0.999 * v + 0.001 * rng.normal(size=d) ** 2
+    v_hat = v / (1 - 0.999**t)
+    bound = theory.second_moment_deviation(t, 0.999, alpha)
+    assert np.mean(np.abs(v_hat - 1) > bound) <= alpha
+    # It says something: a bound a third as large would be too small, where the first branch applies.
+    if t == 1000:
+        assert np.mean(np.abs(v_hat - 1) > bound / 3) > alpha
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "name"),
+    [
+        ({"step": 0, "beta2": 0.9}, ValueError, "step"),
+        ({"step": 1.5, "beta2": 0.9}, TypeError, "step"),
+        ({"step": 1, "beta2": 1.0}, ValueError, "beta2"),
+        ({"step": 1, "beta2": -0.1}, ValueError, "beta2"),
+        ({"step": 1, "beta2": 0.9, "alpha": 0.0}, ValueError, "alpha"),
+        ({"step": 1, "beta2": 0.9, "alpha": 1.0}, ValueError, "alpha"),
+    ],
+)
+def test_second_moment_deviation_refuses_what_makes_no_sense(arguments, error, name):
+    with pytest.raises(error, match=name):
+        theory.second_moment_deviation(**arguments)
 
 
 def test_proposition_3_is_by_default_the_deviation_times_the_variance():
