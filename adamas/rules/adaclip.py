@@ -77,7 +77,7 @@ class AdaClip(CoordinateScale):
 
     def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         mean: Tensor = state["m"]
-        return mean
+        return mean.clone()
 
     def _first_std(self, group: dict[str, Any]) -> float:
         return float((group["h1"] * group["h2"]) ** 0.25)

@@ -25,7 +25,8 @@ class MacAdamBC(MacAdamFamily):
         params: Parameters, named parameters or groups; all of a model, since the scale's sum runs over them.
         lr: Learning rate, eta.
         betas: Decays of the first and second moment; the first is that of the spread, too.
-        floor: gamma', see `AdamBC`. The paper names none; 1e-8 gives its Table I.
+        floor: gamma', see `AdamBC`; "auto" goes by the variance that is subtracted. The paper names none;
+            1e-8 gives its Table I.
         h1: The least variance of a coordinate, see `MacAdam`.
         h2: The largest.
         b0: The first scale; None takes 1/d.
