@@ -161,7 +161,6 @@ class Recorder(Tracker):
         elif (
             name == "addmm"
             and not kwargs
-            and self.is_tracked(args[2])
             and args[0].shape == args[2].shape[1:]
             and self.clean(args[1], args[2], args[0])
         ):
