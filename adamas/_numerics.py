@@ -42,6 +42,16 @@ def squared_norms(rows: Tensor) -> Tensor:
     return total
 
 
+def total(values: Tensor) -> float:
+    """The sum of all values, in float64 but for sums over short blocks: a cast of all would cost a copy."""
+    flat = values.reshape(-1)
+    if flat.dtype == torch.float64:
+        return float(flat.sum())
+    whole = len(flat) - len(flat) % _BLOCK
+    blocks = flat[:whole].view(-1, _BLOCK).sum(1, dtype=torch.float32)
+    return float(blocks.double().sum()) + float(flat[whole:].sum(dtype=torch.float32))
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which sums over examples are kept: float32 for the 16-bit types."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

@@ -11,11 +11,13 @@ on the data of this step other than through earlier releases. DP-SGD is :math:`c
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from adamas._numerics import squared_norms
 
 Value: TypeAlias = Tensor | float
 """A number for a whole tensor, or a tensor with a value per coordinate."""
@@ -46,6 +48,7 @@ class Geometry:
 
     center: Mapping[Tensor, Value] | None
     scale: Mapping[Tensor, Value]
+    _center_squares: dict[Tensor, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for p, s in self.scale.items():
@@ -55,7 +58,7 @@ class Geometry:
                 raise ValueError("Expected the centre's parameters to be among the scale's.")
             if isinstance(c, Tensor) and c.dim() and c.shape != p.shape:
                 raise ValueError(f"Expected a centre of shape {tuple(p.shape)}, got {tuple(c.shape)}.")
-            if not torch.as_tensor(c).isfinite().all():
+            if not _is_finite(c):
                 raise ValueError("Expected a geometry's centre to be finite.")
 
     @classmethod
@@ -73,6 +76,15 @@ class Geometry:
         """The centre of one parameter, or None for 0."""
         return None if self.center is None else self.center.get(p)
 
+    def center_square(self, p: Tensor) -> float:
+        """`|c/s|^2` of one parameter, computed once."""
+        known = self._center_squares
+        if p not in known:
+            c = self.center_of(p)
+            zeros = torch.zeros((), dtype=p.dtype, device=p.device)
+            known[p] = 0.0 if c is None else float(squared_norms(self.whiten(p, zeros).expand(1, *p.shape)))
+        return known[p]
+
     def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:
         """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
         c = self.center_of(p)
@@ -83,6 +95,12 @@ class Geometry:
         c = self.center_of(p)
         spread = whitened * self.scale[p]
         return spread if c is None else spread + c
+
+
+def _is_finite(value: Value) -> bool:
+    if isinstance(value, Tensor):
+        return not value.numel() or all(map(math.isfinite, value.aminmax()))  # NaN propagates to both
+    return math.isfinite(value)
 
 
 def _check_scale(p: Tensor, s: Value) -> None:

@@ -166,11 +166,11 @@ def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) ->
 
 def _rounding_slack(geometry: Geometry) -> float:
     """What rounding in float32 sums around a centre may add to the sensitivity."""
-    squares = 0.0
-    for p, c in (geometry.center or {}).items():
-        if accumulation_dtype(p.dtype) != torch.float64:
-            whitened = torch.as_tensor(c / geometry.scale[p]).expand(p.shape)
-            squares += float(torch.sum(whitened.square(), dtype=torch.float64))
+    squares = math.fsum(
+        geometry.center_square(p)
+        for p in geometry.center or {}
+        if accumulation_dtype(p.dtype) != torch.float64
+    )
     slack = _ROUNDING * math.sqrt(squares)
     if not slack <= _LARGEST_SLACK:
         raise ValueError(

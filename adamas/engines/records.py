@@ -86,7 +86,7 @@ class Record(ABC):
         """`<G_i, c>` in float64, or None where materializing is as good."""
         return None
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor | None:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor | None:
         """`|(G_i - c)/s|^2` for a scale per coordinate, or None where materializing is as good.
 
         Args:
@@ -209,7 +209,7 @@ class Outer(Record):
         """The sum over each row of the gradients: `(n, d)`, float64."""
         return self.row_products(self.a.sum(2, keepdim=True))
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor | None:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor | None:
         if self.places != 1:
             return None
         a, e = self.a[:, 0], self.e[:, 0]
@@ -444,7 +444,7 @@ class Lookup(Record):
         example, row, total = self.touched()
         return self._per_example(example, _rowwise(total, c[row]))
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: Tensor | None) -> Tensor:
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor:
         example, row, total = self.touched()
         scale = s[row]
         if c is None or constant is None:
@@ -508,7 +508,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
     total: Tensor | None = None
     if len(records) == 1 and records[0].whitened is not None:
         return records[0].whitened
-    constant = None if center is None else squared_norms((center / s).unsqueeze(0))[0]
+    constant = None if center is None else geometry.center_square(p)
     if len(records) == 1:
         (record,) = records
         if full:
@@ -527,7 +527,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
     return total
 
 
-def _expanded(record: Record, center: Tensor | None, s: float, constant: Tensor | None) -> Tensor | None:
+def _expanded(record: Record, center: Tensor | None, s: float, constant: float | None) -> Tensor | None:
     """`(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` where the record has formulas for its parts."""
     squares = record.squares()
     if squares is None or center is None or constant is None:

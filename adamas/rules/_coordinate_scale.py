@@ -10,10 +10,10 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from adamas import _validate
+from adamas._numerics import total
 from adamas.geometry import Geometry, Value
 from adamas.rules.base import Params, Rule
 
@@ -35,7 +35,7 @@ class CoordinateScale(Rule):
 
     def geometry(self) -> Geometry:
         """Centre and scale of the next step, from the releases so far."""
-        total = self._std_total()
+        std_total = self._std_total()
         center: dict[Tensor, Value] = {}
         scale: dict[Tensor, Value] = {}
         for group in self.param_groups:
@@ -43,7 +43,7 @@ class CoordinateScale(Rule):
                 if not p.requires_grad:
                     continue
                 state = self.state.get(p)
-                scale[p] = self._scale(p, group, total)
+                scale[p] = self._scale(p, group, std_total)
                 if state:
                     center[p] = self._center(state, group)
         return Geometry(center or None, scale)
@@ -57,17 +57,17 @@ class CoordinateScale(Rule):
         """What a parameter without a step counts for in the sum, per coordinate."""
 
     @abstractmethod
-    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
         """The scale of a parameter that has made no step."""
 
     def _before_update(self) -> None:
         self._total = self._std_total()
 
-    def _scale(self, p: Tensor, group: dict[str, Any], total: float) -> Value:
+    def _scale(self, p: Tensor, group: dict[str, Any], std_total: float) -> Value:
         state = self.state.get(p)
         if not state:
-            return self._first_scale(group, total)
-        result: Tensor = state["std"].sqrt().mul_(math.sqrt(total))
+            return self._first_scale(group, std_total)
+        result: Tensor = state["std"].sqrt().mul_(math.sqrt(std_total))
         return result
 
     def _std_total(self) -> float:
@@ -86,7 +86,7 @@ class CoordinateScale(Rule):
 def keep_std(state: dict[str, Any], variance: Tensor) -> None:
     """Notes the root of an estimated variance, and its sum. The variance's memory is used for it."""
     state["std"] = variance.sqrt_()
-    state["std_sum"] = float(torch.sum(variance, dtype=torch.float64))
+    state["std_sum"] = total(variance)
 
 
 def check_bounds(options: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ r"""DP-MacAdam's clipping geometry, driven by Adam's own moments.
 
 The next step clips around :math:`\hat m_t` at the scale :math:`b_t`. :math:`e_t` and :math:`\kappa_t` are
 `adamas.theory.macadam_excess` and `macadam_kappa`: what an independent gradient of variance 1 adds to
-:math:`u_t`, and to :math:`s_t`. (9) is exact for a scale that stays, and near for one that moves: the noise in
-:math:`\hat m_t` is taken at the current scale.
+:math:`u_t`, and to :math:`s_t`. (9) is exact for a scale that stays, and near for one that moves: the
+noise in :math:`\hat m_t` is taken at the current scale.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class MacAdamFamily(AdamFamily, CoordinateScale):
     def _first_std(self, group: dict[str, Any]) -> float:
         return 0.0
 
-    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
         return 1 / self._dimension() if group["b0"] is None else float(group["b0"])
 
     def _update_group(

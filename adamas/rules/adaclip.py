@@ -82,10 +82,10 @@ class AdaClip(CoordinateScale):
     def _first_std(self, group: dict[str, Any]) -> float:
         return float((group["h1"] * group["h2"]) ** 0.25)
 
-    def _first_scale(self, group: dict[str, Any], total: float) -> float:
+    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
         if group["b0"] is not None:
             return float(group["b0"])
-        return math.sqrt(self._first_std(group) * total)
+        return math.sqrt(self._first_std(group) * std_total)
 
     def _update(
         self,
