@@ -1,6 +1,6 @@
 """Adaptive optimizers for differentially private training in PyTorch, with a true epsilon."""
 
-from adamas import calibrate, engines, rules, sampling, theory
+from adamas import calibrate, diagnostics, engines, finetune, rules, sampling, theory
 from adamas._version import __version__
 from adamas.clip import clipped_sum
 from adamas.errors import UnsupportedError
@@ -19,7 +19,9 @@ __all__ = [
     "__version__",
     "calibrate",
     "clipped_sum",
+    "diagnostics",
     "engines",
+    "finetune",
     "make_private",
     "rules",
     "sampling",

@@ -81,8 +81,8 @@ class Geometry:
         known = self._center_squares
         if p not in known:
             c = self.center_of(p)
-            zeros = torch.zeros((), dtype=p.dtype, device=p.device)
-            known[p] = 0.0 if c is None else float(squared_norms(self.whiten(p, zeros).expand(1, *p.shape)))
+            whitened = torch.as_tensor(0.0 if c is None else c / self.scale[p])
+            known[p] = float(squared_norms(whitened.expand(1, *p.shape)))
         return known[p]
 
     def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:

@@ -68,7 +68,6 @@ class PrivateRun:
         steps_done: Steps whose release was made.
         engine: The name of the engine.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
-        raw: Whether moments without noise are kept, which makes the run not private.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class PrivateRun:
         self.budget, self.delta, self.accountant = budget, delta, accountant
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
-        self.raw = raw
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
 
     def __len__(self) -> int:
@@ -224,6 +222,11 @@ class PrivateRun:
         if raw and self._raw_moments is not None:
             result["raw"] = self._raw_moments.compare(self.model, histograms=histograms)
         return result
+
+    @property
+    def raw(self) -> bool:
+        """Whether moments without noise are kept, which makes the run not private."""
+        return self._raw_moments is not None
 
     @property
     def private(self) -> bool:

@@ -25,7 +25,7 @@ from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Moments, Rule
-from adamas.theory import automatic_floor
+from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation
 
 _EPS_PLACEMENTS = ("outside", "inside")
 
@@ -97,11 +97,7 @@ class AdamFamily(Rule):
                 buffers = [t[part] for t in tensors]
                 v, least = buffers[3], scratch[: len(buffers[3])]
                 v.sub_(_part(variance, part), alpha=(1 - b2) / b2)
-                floor = _floor(group, _part(phi, part) / (1 - b2**step), step)
-                if isinstance(floor, Tensor):
-                    least.copy_(floor).mul_(1 - b2**step)
-                else:
-                    least.fill_(floor * (1 - b2**step))
+                _fill_floor(least, _part(phi, part), group, step)
                 _fused([buffers], [least], group, step, 0.0)
 
     def _kept_scratch(self, params: list[Tensor]) -> Tensor:
@@ -170,6 +166,20 @@ def _floor(group: dict[str, Any], phi_hat: Value | None, step: int) -> Value | N
         assert phi_hat is not None
         return automatic_floor(step, phi_hat, group["betas"][1])
     return floor
+
+
+def _fill_floor(out: Tensor, phi: Value, group: dict[str, Any], step: int) -> None:
+    r"""The floor times :math:`1-\beta_2^t`, of an average (3) that is not yet divided by it."""
+    b2 = group["betas"][1]
+    rest = 1 - b2**step
+    if group["floor"] != "auto":
+        out.fill_(group["floor"] * rest)
+        return
+    deviation, least = second_moment_deviation(step, b2), LEAST_FLOOR * rest
+    if isinstance(phi, Tensor):
+        out.copy_(phi).mul_(deviation).clamp_(min=least)
+    else:
+        out.fill_(max(phi * deviation, least))
 
 
 def _denominator(v_hat: Tensor, floor: Value | None, group: dict[str, Any]) -> Tensor:

@@ -8,14 +8,17 @@ coordinates (Pichapati et al., 2019, Theorem 2). The sum runs over all parameter
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from adamas import _validate
-from adamas._numerics import total
 from adamas.geometry import Geometry, Value
 from adamas.rules.base import Params, Rule
+
+# Values of each tensor that one pass of an update holds in the cache.
+_PART = 1 << 20
 
 
 class CoordinateScale(Rule):
@@ -83,10 +86,15 @@ class CoordinateScale(Rule):
         return max(1, sum(p.numel() for p in self.trainable()))
 
 
-def keep_std(state: dict[str, Any], variance: Tensor) -> None:
-    """Notes the root of an estimated variance, and its sum. The variance's memory is used for it."""
-    state["std"] = variance.sqrt_()
-    state["std_sum"] = total(variance)
+def cached_parts(*values: Value) -> Iterator[tuple[Any, ...]]:
+    """Parts of tensors of one shape that stay in the cache between operations; numbers go with them."""
+    tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
+    if not tensors or not all(t.is_contiguous() for t in tensors):
+        yield values
+        return
+    flat = [v.view(-1) if isinstance(v, Tensor) and v.dim() else v for v in values]
+    for i in range(0, max(1, tensors[0].numel()), _PART):
+        yield tuple(v[i : i + _PART] if isinstance(v, Tensor) and v.dim() else v for v in flat)
 
 
 def check_bounds(options: dict[str, Any]) -> None:

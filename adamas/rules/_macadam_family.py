@@ -13,6 +13,7 @@ The next step clips around :math:`\hat m_t` at the scale :math:`b_t`. :math:`e_t
 noise in :math:`\hat m_t` is taken at the current scale.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +21,10 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
+from adamas._numerics import total
 from adamas.geometry import Value
 from adamas.rules._adam_family import AdamFamily
-from adamas.rules._coordinate_scale import CoordinateScale, keep_std
+from adamas.rules._coordinate_scale import CoordinateScale, cached_parts
 from adamas.theory import macadam_excess, macadam_kappa
 
 _KINDS = ("exact", "paper")
@@ -61,19 +63,25 @@ class MacAdamFamily(AdamFamily, CoordinateScale):
 def _follow(gradient: Tensor, variance: Value, group: dict[str, Any], state: dict[str, Any]) -> None:
     """Equations (7) to (10). `s` holds s - n where the noise is tracked."""
     beta, t, m = group["betas"][0], state["step"], state["m"]
+    if "s" not in state:
+        state["s"], state["std"] = torch.zeros_like(m), torch.empty_like(m)
     tracked = group["noise_correction"] == "tracked"
-    u = torch.sub(gradient.to(m.dtype), m, alpha=1 / (1 - beta**t)).square_()  # (7)
-    if tracked:
-        u.sub_(variance, alpha=macadam_excess(t, beta))  # (9)
-    s = state.setdefault("s", torch.zeros_like(m))
-    s.lerp_(u, 1 - beta)  # (8)
-    if t == 1:  # u and kappa are 0: nothing is known yet
-        keep_std(state, u.fill_(group["h1"]))
-        return
-    torch.div(s, macadam_kappa(t, beta, group["kappa"]), out=u)
-    if not tracked:
-        u.sub_(variance)
-    keep_std(state, u.clamp_(group["h1"], group["h2"]))  # (10)
+    kappa = macadam_kappa(t, beta, group["kappa"])
+    sums = []
+    for g, m_, s, std, var in cached_parts(gradient, m, state["s"], state["std"], variance):
+        u = torch.sub(g.to(m.dtype), m_, alpha=1 / (1 - beta**t)).square_()  # (7)
+        if tracked:
+            u.sub_(var, alpha=macadam_excess(t, beta))  # (9)
+        s.lerp_(u, 1 - beta)  # (8)
+        if t == 1:  # u and kappa are 0: nothing is known yet
+            std.fill_(group["h1"])
+        else:
+            torch.div(s, kappa, out=std)
+            if not tracked:
+                std.sub_(var)
+            std.clamp_(group["h1"], group["h2"])  # (10)
+        sums.append(total(std.sqrt_()))
+    state["std_sum"] = math.fsum(sums)
 
 
 def check_estimates(options: dict[str, Any]) -> None:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._numerics import accumulation_dtype
+from adamas._numerics import accumulation_dtype, total
 from adamas.geometry import Value
-from adamas.rules._coordinate_scale import CoordinateScale, check_bounds, keep_std
+from adamas.rules._coordinate_scale import CoordinateScale, cached_parts, check_bounds
 from adamas.rules.base import Params
 
 
@@ -100,8 +100,11 @@ class AdaClip(CoordinateScale):
         if not state:
             state["m"] = torch.zeros_like(p, dtype=dtype)
             state["std"] = torch.full_like(p, self._first_std(group), dtype=dtype)
-        m, g = state["m"], gradient.to(dtype)
         p.add_(gradient, alpha=-group["lr"])  # (3)
-        u = (g - m).square_().sub_(noise_variance).clamp_(group["h1"], group["h2"])  # (5)
-        m.lerp_(g, 1 - b1)  # (4)
-        keep_std(state, u.mul_(1 - b2).addcmul_(state["std"], state["std"], value=b2))  # (6)
+        sums = []
+        for g, m, std, variance in cached_parts(gradient, state["m"], state["std"], noise_variance):
+            u = torch.sub(g, m).square_().sub_(variance).clamp_(group["h1"], group["h2"])  # (5)
+            m.lerp_(g.to(dtype), 1 - b1)  # (4)
+            std.square_().lerp_(u, 1 - b2).sqrt_()  # (6)
+            sums.append(total(std))
+        state["std_sum"] = math.fsum(sums)
