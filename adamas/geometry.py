@@ -81,7 +81,9 @@ class Geometry:
         known = self._center_squares
         if p not in known:
             c = self.center_of(p)
-            whitened = torch.as_tensor(0.0 if c is None else c / self.scale[p])
+            whitened = 0.0 if c is None else c / self.scale[p]
+            if not isinstance(whitened, Tensor):
+                whitened = torch.tensor(whitened, dtype=torch.float64)
             known[p] = float(squared_norms(whitened.expand(1, *p.shape)))
         return known[p]
 
