@@ -24,7 +24,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
-from adamas.rules.base import Moments, Rule
+from adamas.rules.base import Moments, Options, Rule, State
 from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation
 
 _EPS_PLACEMENTS = ("outside", "inside")
@@ -57,7 +57,7 @@ class AdamFamily(Rule):
         return Moments(state["m"] / (1 - b1**step), v_hat, phi_hat, floor, denominator)
 
     def _update_group(
-        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
         alike: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
         others = []
@@ -80,7 +80,7 @@ class AdamFamily(Rule):
         self,
         params: list[Tensor],
         noise_variance: Mapping[Tensor, Value],
-        group: dict[str, Any],
+        group: Options,
         step: int,
     ) -> None:
         """Equations (1), (2), (5) right and (6), by the kernel that has a running maximum (AMSGrad).
@@ -113,12 +113,7 @@ class AdamFamily(Rule):
         return [p, p.grad, state["m"], state["v"]]
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         """Equations (1), (2) and (4) to (6) in place, for what the kernels do not take."""
         b1, b2 = group["betas"]
@@ -135,7 +130,7 @@ class AdamFamily(Rule):
         p.add_(torch.div(m, denominator, out=denominator), alpha=-group["lr"] / (1 - b1**step))  # (6)
 
 
-def _started(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+def _started(state: State, p: Tensor) -> dict[str, Any]:
     """The state of a parameter, at the first step a new one."""
     if not state:
         dtype = accumulation_dtype(p.dtype)
@@ -146,7 +141,7 @@ def _started(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
     return state
 
 
-def _average(state: dict[str, Any], variance: Value, group: dict[str, Any]) -> None:
+def _average(state: State, variance: Value, group: Options) -> None:
     """Equation (3). Where nothing is subtracted, a variance per coordinate is not worth a buffer."""
     phi, b2 = state["phi"], group["betas"][1]
     if phi is None or (group.get("floor") is None and isinstance(variance, Tensor)):
@@ -159,7 +154,7 @@ def _average(state: dict[str, Any], variance: Value, group: dict[str, Any]) -> N
         state["phi"] = b2 * phi + (1 - b2) * variance
 
 
-def _floor(group: dict[str, Any], phi_hat: Value | None, step: int) -> Value | None:
+def _floor(group: Options, phi_hat: Value | None, step: int) -> Value | None:
     """The floor of a step."""
     floor: Value | None = group.get("floor")
     if group.get("floor") == "auto":
@@ -168,7 +163,7 @@ def _floor(group: dict[str, Any], phi_hat: Value | None, step: int) -> Value | N
     return floor
 
 
-def _fill_floor(out: Tensor, phi: Value, group: dict[str, Any], step: int) -> None:
+def _fill_floor(out: Tensor, phi: Value, group: Options, step: int) -> None:
     r"""The floor times :math:`1-\beta_2^t`, of an average (3) that is not yet divided by it."""
     b2 = group["betas"][1]
     rest = 1 - b2**step
@@ -182,7 +177,7 @@ def _fill_floor(out: Tensor, phi: Value, group: dict[str, Any], step: int) -> No
         out.fill_(max(phi * deviation, least))
 
 
-def _denominator(v_hat: Tensor, floor: Value | None, group: dict[str, Any]) -> Tensor:
+def _denominator(v_hat: Tensor, floor: Value | None, group: Options) -> Tensor:
     """Equation (5), in place, of a second moment from which the noise's share was subtracted or not."""
     if floor is not None:
         return v_hat.clamp_(min=floor).sqrt_()
@@ -191,7 +186,7 @@ def _denominator(v_hat: Tensor, floor: Value | None, group: dict[str, Any]) -> T
     return v_hat.sqrt_().add_(group["eps"])
 
 
-def _has_kernel(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool:
+def _has_kernel(p: Tensor, state: State, group: Options) -> bool:
     """Whether torch's fused Adam can be used."""
     return (
         state["m"].dtype == p.dtype
@@ -203,9 +198,7 @@ def _has_kernel(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> bool
     )
 
 
-def _fused(
-    buffers: list[list[Tensor]], maxima: list[Tensor], group: dict[str, Any], step: int, eps: float
-) -> None:
+def _fused(buffers: list[list[Tensor]], maxima: list[Tensor], group: Options, step: int, eps: float) -> None:
     """The kernel of `torch.optim.AdamW(fused=True)` on parameters, gradients, first and second moments."""
     b1, b2 = group["betas"]
     params, gradients, ms, vs = map(list, zip(*buffers, strict=True))
@@ -230,19 +223,19 @@ def _part(value: Value, part: slice) -> Value:
     return value.reshape(-1)[part] if isinstance(value, Tensor) and value.dim() else value
 
 
-def check_common(options: dict[str, Any]) -> None:
+def check_common(options: Options) -> None:
     """Raises unless the hyperparameters that all of the family have make sense."""
     _validate.non_negative(lr=options["lr"], weight_decay=options["weight_decay"])
     _validate.decays(betas=options["betas"])
 
 
-def check_eps(options: dict[str, Any]) -> None:
+def check_eps(options: Options) -> None:
     """Raises unless the hyperparameters of equation (5), left, make sense."""
     _validate.non_negative(eps=options["eps"])
     _validate.one_of(_EPS_PLACEMENTS, eps_placement=options["eps_placement"])
 
 
-def check_floor(options: dict[str, Any]) -> None:
+def check_floor(options: Options) -> None:
     """Raises unless the hyperparameter of equation (5), right, makes sense."""
     floor = options["floor"]
     if isinstance(floor, str):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adamas import _validate
 from adamas.geometry import Geometry, Value
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State
 
 # Values of each tensor that one pass of an update holds in the cache.
 _PART = 1 << 20
@@ -52,21 +52,21 @@ class CoordinateScale(Rule):
         return Geometry(center or None, scale)
 
     @abstractmethod
-    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def _center(self, state: State, group: Options) -> Tensor:
         """The centre of a parameter that has made a step."""
 
     @abstractmethod
-    def _first_std(self, group: dict[str, Any]) -> float:
+    def _first_std(self, group: Options) -> float:
         """What a parameter without a step counts for in the sum, per coordinate."""
 
     @abstractmethod
-    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
+    def _first_scale(self, group: Options, std_total: float) -> float:
         """The scale of a parameter that has made no step."""
 
     def _before_update(self) -> None:
         self._total = self._std_total()
 
-    def _scale(self, p: Tensor, group: dict[str, Any], std_total: float) -> Value:
+    def _scale(self, p: Tensor, group: Options, std_total: float) -> Value:
         state = self.state.get(p)
         if not state:
             return self._first_scale(group, std_total)
@@ -97,7 +97,7 @@ def cached_parts(*values: Value) -> Iterator[tuple[Any, ...]]:
         yield tuple(v[i : i + _PART] if isinstance(v, Tensor) and v.dim() else v for v in flat)
 
 
-def check_bounds(options: dict[str, Any]) -> None:
+def check_bounds(options: Options) -> None:
     """Raises unless the bounds of a variance, and the first scale, make sense."""
     h1, h2, b0 = options["h1"], options["h2"], options["b0"]
     _validate.positive(h1=h1, h2=h2)

@@ -15,7 +15,6 @@ noise in :math:`\hat m_t` is taken at the current scale.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from adamas._numerics import total
 from adamas.geometry import Value
 from adamas.rules._adam_family import AdamFamily
 from adamas.rules._coordinate_scale import CoordinateScale, cached_parts
+from adamas.rules.base import Options, State
 from adamas.theory import macadam_excess, macadam_kappa
 
 _KINDS = ("exact", "paper")
@@ -34,18 +34,18 @@ _NOISE_CORRECTIONS = ("tracked", "paper")
 class MacAdamFamily(AdamFamily, CoordinateScale):
     """Adam that clips where its own moments say. Buffers: m, v, s - n and the root of s-hat."""
 
-    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def _center(self, state: State, group: Options) -> Tensor:
         m_hat: Tensor = state["m"] / (1 - group["betas"][0] ** state["step"])
         return m_hat
 
-    def _first_std(self, group: dict[str, Any]) -> float:
+    def _first_std(self, group: Options) -> float:
         return 0.0
 
-    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
+    def _first_scale(self, group: Options, std_total: float) -> float:
         return 1 / self._dimension() if group["b0"] is None else float(group["b0"])
 
     def _update_group(
-        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
         subtracted = noise_variance
         if group.get("phi") == "paper":  # the variance before the scale was multiplied back
@@ -55,12 +55,12 @@ class MacAdamFamily(AdamFamily, CoordinateScale):
             assert p.grad is not None
             _follow(p.grad, noise_variance[p], group, self.state[p])
 
-    def _squared_scale(self, p: Tensor, group: dict[str, Any]) -> Value:
+    def _squared_scale(self, p: Tensor, group: Options) -> Value:
         b = self._scale(p, group, self._total)
         return b.square_() if isinstance(b, Tensor) else b * b
 
 
-def _follow(gradient: Tensor, variance: Value, group: dict[str, Any], state: dict[str, Any]) -> None:
+def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> None:
     """Equations (7) to (10). `s` holds s - n where the noise is tracked."""
     beta, t, m = group["betas"][0], state["step"], state["m"]
     if "s" not in state:
@@ -84,12 +84,12 @@ def _follow(gradient: Tensor, variance: Value, group: dict[str, Any], state: dic
     state["std_sum"] = math.fsum(sums)
 
 
-def check_estimates(options: dict[str, Any]) -> None:
+def check_estimates(options: Options) -> None:
     """Raises unless the choices of (9) and (10) are known ones."""
     _validate.one_of(_KINDS, kappa=options["kappa"])
     _validate.one_of(_NOISE_CORRECTIONS, noise_correction=options["noise_correction"])
 
 
-def check_phi(options: dict[str, Any]) -> None:
+def check_phi(options: Options) -> None:
     """Raises unless the choice of the subtracted variance is a known one."""
     _validate.one_of(_KINDS, phi=options["phi"])

@@ -14,7 +14,6 @@ r"""AdaClip (Pichapati et al., 2019): clipping around a running mean, at a scale
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from adamas import _validate
 from adamas._numerics import accumulation_dtype, total
 from adamas.geometry import Value
 from adamas.rules._coordinate_scale import CoordinateScale, cached_parts, check_bounds
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params, State
 
 
 class AdaClip(CoordinateScale):
@@ -70,30 +69,25 @@ class AdaClip(CoordinateScale):
         super().__init__(params, {"lr": lr, "betas": betas, "h1": h1, "h2": h2, "b0": b0})
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         _validate.non_negative(lr=options["lr"])
         _validate.decays(betas=options["betas"])
         check_bounds(options)
 
-    def _center(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def _center(self, state: State, group: Options) -> Tensor:
         mean: Tensor = state["m"]
         return mean.clone()
 
-    def _first_std(self, group: dict[str, Any]) -> float:
+    def _first_std(self, group: Options) -> float:
         return float((group["h1"] * group["h2"]) ** 0.25)
 
-    def _first_scale(self, group: dict[str, Any], std_total: float) -> float:
+    def _first_scale(self, group: Options, std_total: float) -> float:
         if group["b0"] is not None:
             return float(group["b0"])
         return math.sqrt(self._first_std(group) * std_total)
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         b1, b2 = group["betas"]
         dtype = accumulation_dtype(p.dtype)

@@ -10,7 +10,6 @@ r"""AdaDPS (Li et al., 2022): a preconditioner from public data or side informat
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Geometry, Value
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class AdaDPS(Rule):
@@ -64,7 +63,7 @@ class AdaDPS(Rule):
             self.state[p]["A"] = value
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         _validate.non_negative(lr=options["lr"])
         _validate.positive(eps=options["eps"])
         _validate.decay(decay=options["decay"], momentum=options["momentum"])
@@ -101,7 +100,7 @@ class AdaDPS(Rule):
             },
         )
 
-    def _preconditioner(self, p: Tensor, group: dict[str, Any]) -> Value:
+    def _preconditioner(self, p: Tensor, group: Options) -> Value:
         state = self.state.get(p, {})
         if "A" in state:
             given: Tensor = state["A"]
@@ -125,16 +124,8 @@ class AdaDPS(Rule):
         }
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         w = gradient.to(accumulation_dtype(p.dtype)) / self._preconditioner(p, group)
-        if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(w)
-            w = state["momentum_buffer"].mul_(group["momentum"]).add_(w)
+        w = with_momentum(w, group, state)
         p.add_(w, alpha=-group["lr"])  # (3)

@@ -6,10 +6,8 @@ r"""DP-Adam: Adam (Kingma and Ba, 2015) on private gradients.
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class Adam(AdamFamily):
@@ -50,6 +48,6 @@ class Adam(AdamFamily):
         )
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_eps(options)

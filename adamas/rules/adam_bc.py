@@ -7,10 +7,8 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`. For a noise
 change, :math:`\hat\phi_t` is the paper's :math:`\Phi = (\sigma C / B)^2` at every step.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class AdamBC(AdamFamily):
@@ -57,6 +55,6 @@ class AdamBC(AdamFamily):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "floor": floor})
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)

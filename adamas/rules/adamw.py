@@ -6,10 +6,8 @@ r"""DP-AdamW (Chooi et al., 2025): decoupled weight decay on private gradients.
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class AdamW(AdamFamily):
@@ -61,6 +59,6 @@ class AdamW(AdamFamily):
         )
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_eps(options)

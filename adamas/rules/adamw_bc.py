@@ -7,10 +7,8 @@ r"""DP-AdamW-BC (Chooi et al., 2025): decoupled weight decay with the noise-corr
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class AdamWBC(AdamFamily):
@@ -47,6 +45,6 @@ class AdamWBC(AdamFamily):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "floor": floor})
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)

@@ -13,6 +13,12 @@ from adamas.geometry import Geometry, Value
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """What torch's optimizers take: parameters, named parameters, or groups of them."""
 
+Options: TypeAlias = dict[str, Any]
+"""The hyperparameters of a group."""
+
+State: TypeAlias = dict[str, Any]
+"""What a rule keeps for one parameter."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -55,7 +61,7 @@ class Rule(torch.optim.Optimizer, ABC):
         self._noise_variance = None
         self._written = {}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Options) -> None:
         """Adds parameters with hyperparameters of their own; they start afresh."""
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -136,14 +142,14 @@ class Rule(torch.optim.Optimizer, ABC):
             self._update_group([p for p in group["params"] if p.requires_grad], variance, group)
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         """Raises if the hyperparameters of a group make no sense, naming the one that does not."""
 
     def _before_update(self) -> None:
         """Notes what an update of one parameter needs to know of all of them, before any is changed."""
 
     def _update_group(
-        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
         """Changes the parameters of a group, one by one unless a rule has a kernel for all of them."""
         for p in params:
@@ -152,11 +158,16 @@ class Rule(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         """Changes `p` and its state in place, given the private mean gradient of `p`."""
+
+
+def with_momentum(direction: Tensor, group: Options, state: State) -> Tensor:
+    """The direction, added to the kept `momentum_buffer` times the group's momentum, if there is any."""
+    if not group["momentum"]:
+        return direction
+    if "momentum_buffer" not in state:
+        state["momentum_buffer"] = torch.zeros_like(direction)
+    result: Tensor = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+    return result

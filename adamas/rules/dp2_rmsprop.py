@@ -14,15 +14,13 @@ and noised at the door, in the geometry that the rule offers: centre 0, scale :m
 :math:`C_2`; the release is :math:`(\sqrt A + \epsilon)\,w_t`.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Geometry, Value
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class DP2RMSProp(Rule):
@@ -78,14 +76,14 @@ class DP2RMSProp(Rule):
             },
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Options) -> None:
         """Adds parameters; their rates are kept as they are now, for schedules to move both."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("base_lr", group["lr"])
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         _validate.non_negative(lr=options["lr"], lr2=options["lr2"])
         _validate.count(period=options["period"])
         _validate.positive(clip_ratio=options["clip_ratio"], eps=options["eps"])
@@ -102,12 +100,7 @@ class DP2RMSProp(Rule):
         return Geometry(None, scale)
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         dtype = accumulation_dtype(p.dtype)
         if not state:
@@ -126,14 +119,11 @@ class DP2RMSProp(Rule):
         else:
             direction = direction / a
             rate = group["lr2"] * (rate / group["base_lr"] if group["base_lr"] else 1.0)
-        if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
-            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+        direction = with_momentum(direction, group, state)
         p.add_(direction, alpha=-rate)  # (1), (3)
 
 
-def _preconditioner(state: dict[str, Any], group: dict[str, Any]) -> Tensor | None:
+def _preconditioner(state: State, group: Options) -> Tensor | None:
     """The divisor of the coming step, None in the first phase."""
     if not state or state["step"] // group["period"] % 2 == 0:
         return None

@@ -9,12 +9,10 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`, the scale b
 `adamas.rules._macadam_family`.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import check_common, check_eps
 from adamas.rules._coordinate_scale import check_bounds
 from adamas.rules._macadam_family import MacAdamFamily, check_estimates
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class MacAdam(MacAdamFamily):
@@ -84,7 +82,7 @@ class MacAdam(MacAdamFamily):
         )
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_eps(options)
         check_bounds(options)

@@ -7,12 +7,10 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`, clipping is
 `adamas.rules.macadam`.
 """
 
-from typing import Any
-
 from adamas.rules._adam_family import check_common, check_floor
 from adamas.rules._coordinate_scale import check_bounds
 from adamas.rules._macadam_family import MacAdamFamily, check_estimates, check_phi
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class MacAdamBC(MacAdamFamily):
@@ -79,7 +77,7 @@ class MacAdamBC(MacAdamFamily):
         )
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)
         check_bounds(options)

@@ -6,15 +6,13 @@ r"""DP-RMSProp: RMSProp (Tieleman and Hinton, 2012) on private gradients.
     \theta_t &= \theta_{t-1} - \eta b_t                                     \qquad (3)
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class RMSProp(Rule):
@@ -51,17 +49,12 @@ class RMSProp(Rule):
         super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "momentum": momentum})
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         _validate.non_negative(lr=options["lr"], eps=options["eps"])
         _validate.decay(alpha=options["alpha"], momentum=options["momentum"])
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         dtype = accumulation_dtype(p.dtype)
         if not state:
@@ -71,8 +64,5 @@ class RMSProp(Rule):
         direction = g / v.sqrt().add_(group["eps"])
         if not group["eps"]:
             direction.nan_to_num_(nan=0.0)  # 0/0: a coordinate that never had a gradient
-        if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
-            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)  # (2)
+        direction = with_momentum(direction, group, state)  # (2)
         p.add_(direction, alpha=-group["lr"])  # (3)

@@ -10,15 +10,13 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`. (7) happens
 that the rule offers: centre 0, scale :math:`1/s_t` times the clip norm.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from adamas import _validate
 from adamas.geometry import Geometry, Value
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps, check_floor
-from adamas.rules.base import Params
+from adamas.rules.base import Options, Params
 
 
 class ScaleThenPrivatize(AdamFamily):
@@ -76,7 +74,7 @@ class ScaleThenPrivatize(AdamFamily):
         )
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         check_eps(options)
         _validate.positive(scale_eps=options["scale_eps"])

@@ -5,15 +5,12 @@ r"""DP-SGD and DP-SGDM (Abadi et al., 2016).
     \theta_t &= (1 - \eta\lambda)\theta_{t-1} - \eta b_t    \qquad (2)
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class SGD(Rule):
@@ -47,23 +44,13 @@ class SGD(Rule):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         _validate.non_negative(lr=options["lr"], weight_decay=options["weight_decay"])
         _validate.decay(momentum=options["momentum"])
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
-        direction = gradient
-        if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(p, dtype=accumulation_dtype(p.dtype))
-            direction = state["momentum_buffer"]
-            direction.mul_(group["momentum"]).add_(gradient)  # (1)
+        direction = with_momentum(gradient.to(accumulation_dtype(p.dtype)), group, state)  # (1)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(direction, alpha=-group["lr"])  # (2)
