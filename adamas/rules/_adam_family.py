@@ -147,7 +147,7 @@ def _average(state: State, variance: Value, group: Options) -> None:
     if phi is None or (group.get("floor") is None and isinstance(variance, Tensor)):
         state["phi"] = None
     elif isinstance(phi, Tensor):
-        phi.mul_(b2).add_(variance, alpha=1 - b2)
+        phi.lerp_(torch.as_tensor(variance, dtype=phi.dtype, device=phi.device), 1 - b2)
     elif isinstance(variance, Tensor):
         state["phi"] = (variance.to(state["m"].dtype) * (1 - b2)).add_(b2 * phi)
     else:
