@@ -3,6 +3,7 @@
 
     python benchmarks/rules.py --threads 1 --json benchmarks/results/rules-1-thread.json
     python benchmarks/rules.py --rules adam,micro-adam --layouts one,forty --reps 30
+    NUMBA_DISABLE_JIT=1 python benchmarks/rules.py --rules micro-adam    # without its compiled step
 
 All optimizers of a layout take turns, a step each, so that drift of the machine hits them alike; a ratio
 is the median over the rounds of a step's time to that of `torch.optim.Adam` in the same round. Only
@@ -12,8 +13,10 @@ gets a noise variance for each coordinate.
 """
 
 import argparse
+import importlib.metadata
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -136,13 +139,22 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def numba_version() -> str | None:
+    """Of the compiler of MicroAdam's step; None if there is none to use."""
+    try:
+        version = importlib.metadata.version("numba")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return None if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" else version
+
+
 def main() -> None:
     """Measures the layouts and prints and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--reps", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=12, help="steps before; MicroAdam's window has 10")
     parser.add_argument("--rules", default=",".join(RULES), help="comma-separated names, all by default")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     args = parser.parse_args()
@@ -151,6 +163,7 @@ def main() -> None:
     rules = [name for name in args.rules.split(",") if name in RULES]
     names = [BASE, "torch Adam, fused", *rules]
     results = {}
+    print(f"torch {torch.__version__}, numba {numba_version()}, threads {args.threads}")
     for layout in args.layouts.split(","):
         results[layout] = measure(layout, names, args.reps, args.warmup)
         print("\n" + table(results[layout]), flush=True)
@@ -159,6 +172,7 @@ def main() -> None:
             "threads": args.threads,
             "reps": args.reps,
             "torch": torch.__version__,
+            "numba": numba_version(),
             "machine": platform.machine(),
         }
         args.json.parent.mkdir(parents=True, exist_ok=True)
