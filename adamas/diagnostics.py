@@ -347,11 +347,7 @@ def _cosine(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
 
 def _center_norm(geometry: Geometry) -> float | None:
     """Equation (6)."""
-    squares = [
-        _squares(torch.as_tensor(c / geometry.scale[p]).expand(p.shape))
-        for p, c in (geometry.center or {}).items()
-    ]
-    return _finite(math.sqrt(math.fsum(squares)))
+    return _finite(math.sqrt(math.fsum(map(geometry.center_square, geometry.center or {}))))
 
 
 def _state_bytes(state: Any) -> int:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from adamas import diagnostics
-from adamas._checks import check_modules
+from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
 from adamas._streams import Seed
 from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
@@ -27,7 +27,7 @@ from adamas.privatize import PrivateGradient, privatize
 from adamas.rules.base import Rule
 from adamas.sampling import Shuffled, TruncatedPoisson
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "adding or removing one record",
@@ -90,7 +90,8 @@ class PrivateRun:
         progress: bool | None,
         raw: bool = False,
     ) -> None:
-        self.model, self.rule, self.loss = model, rule, loss
+        self.model, self.loss = model, loss
+        self._rule = rule
         self.loader, self.noise, self.engine = loader, noise, engine
         self.steps, self.steps_done = steps, 0
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
@@ -139,6 +140,7 @@ class PrivateRun:
                 f"release on step {self.steps_done}."
             )
         check_modules(self.model)
+        check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
         self._check_budget(batch.step)
         with model_randomness(self.noise.seed, batch.step):
             release = privatize(
@@ -222,6 +224,23 @@ class PrivateRun:
         if raw and self._raw_moments is not None:
             result["raw"] = self._raw_moments.compare(self.model, histograms=histograms)
         return result
+
+    @property
+    def rule(self) -> torch.optim.Optimizer:
+        """The optimizer. Another one over the model's trainable parameters may take its place."""
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: torch.optim.Optimizer) -> None:
+        check_parameters(self.model, rule)
+        if self.scheduler is not None and self.scheduler.optimizer is not rule:
+            raise ValueError(
+                "Expected run.scheduler to belong to the new rule. Set run.scheduler to None first, and to a "
+                "scheduler of the new rule afterwards."
+            )
+        if rule is not self._rule and self._raw_moments is not None:
+            self._raw_moments = diagnostics.RawMoments(rule)
+        self._rule = rule
 
     @property
     def raw(self) -> bool:

@@ -871,7 +871,7 @@ BAD: dict[str, list[Any]] = {
     "rounding": ["up", None],
     "scope": ["layer", None],
     "window_correction": ["yes", None, 1],
-    "h1": [0, -1.0, NAN, 1.0, None],  # 1.0 is above the default of h2
+    "h1": [0, -1.0, 1e-60, NAN, 1.0, None],  # 1.0 is above the default of h2
     "h2": [0, -1.0, NAN, 1e-12, None],
     "b0": [0, -1.0, NAN, "auto"],
     "kappa": ["right", None],
@@ -900,7 +900,7 @@ GOOD: dict[str, list[Any]] = {
     "rounding": ["nearest", "stochastic"],
     "scope": ["block", "tensor", "global"],
     "window_correction": [True, False],
-    "h1": [1e-6, 1e-30],
+    "h1": [1e-6, 2e-38],
     "h2": [1e-9, 1.0],
     "b0": [None, 1e-6, 1],
     "kappa": ["exact", "paper"],
@@ -921,6 +921,8 @@ OTHERWISE = {
     ("scale-then-privatize", "floor", "None"): "no correction",
     ("adadps", "eps", "0.0"): "the scale must be positive",
     ("dp2-rmsprop", "eps", "0.0"): "the scale must be positive",
+    ("macadam", "betas", "(0.0, 0.0)"): "no spread to estimate",
+    ("macadam-bc", "betas", "(0.0, 0.0)"): "no spread to estimate",
 }
 
 

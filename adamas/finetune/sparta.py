@@ -136,9 +136,9 @@ def row_scores(
                 rows = as_rows(layers[name], release.mean[p])
                 scores[name] += rows.flatten(1).sum(1, dtype=torch.float64)  # (2), one step's part
     finally:
-        run.rule = rule
         for p in frozen:
             p.requires_grad_(False)
+        run.rule = rule
     return {name: score.clamp(min=0.0) for name, score in scores.items()}  # (2)
 
 

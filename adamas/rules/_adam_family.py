@@ -189,8 +189,9 @@ def _denominator(v_hat: Tensor, floor: Value | None, group: Options) -> Tensor:
 def _has_kernel(p: Tensor, state: State, group: Options) -> bool:
     """Whether torch's fused Adam can be used."""
     return (
-        state["m"].dtype == p.dtype
-        and p.is_contiguous()
+        p.grad is not None
+        and p.grad.dtype == state["m"].dtype == p.dtype
+        and all(t.is_contiguous() for t in (p, p.grad, state["m"], state["v"]))
         and p.device.type in _FUSED_DEVICES
         and p.numel() > 0
         and (group.get("floor") is None or group["betas"][1] > 0)

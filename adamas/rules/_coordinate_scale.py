@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adamas import _validate
@@ -101,6 +102,8 @@ def check_bounds(options: Options) -> None:
     """Raises unless the bounds of a variance, and the first scale, make sense."""
     h1, h2, b0 = options["h1"], options["h2"], options["b0"]
     _validate.positive(h1=h1, h2=h2)
+    if h1 < torch.finfo(torch.float32).tiny:
+        raise ValueError(f"Expected h1={h1!r} to be a normal float32 number.")
     if h1 > h2:
         raise ValueError(f"Expected h1={h1!r} <= h2={h2!r}.")
     if b0 is not None:

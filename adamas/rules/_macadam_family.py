@@ -65,13 +65,16 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
     beta, t, m = group["betas"][0], state["step"], state["m"]
     if "s" not in state:
         state["s"], state["std"] = torch.zeros_like(m), torch.empty_like(m)
+        state["kappa"] = 0.0
     tracked = group["noise_correction"] == "tracked"
-    kappa = macadam_kappa(t, beta, group["kappa"])
+    excess = macadam_excess(t, beta)
+    state["kappa"] = beta * state["kappa"] + (1 - beta) * excess
+    kappa = state["kappa"] if group["kappa"] == "exact" else macadam_kappa(t, beta, "paper")
     sums = []
     for g, m_, s, std, var in cached_parts(gradient, m, state["s"], state["std"], variance):
         u = torch.sub(g.to(m.dtype), m_, alpha=1 / (1 - beta**t)).square_()  # (7)
         if tracked:
-            u.sub_(var, alpha=macadam_excess(t, beta))  # (9)
+            u.sub_(var, alpha=excess)  # (9)
         s.lerp_(u, 1 - beta)  # (8)
         if t == 1:  # u and kappa are 0: nothing is known yet
             std.fill_(group["h1"])
@@ -85,7 +88,8 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
 
 
 def check_estimates(options: Options) -> None:
-    """Raises unless the choices of (9) and (10) are known ones."""
+    """Raises unless the choices of (9) and (10) are known ones, and there is a spread to estimate."""
+    _validate.probability(**{"betas[0]": options["betas"][0]})
     _validate.one_of(_KINDS, kappa=options["kappa"])
     _validate.one_of(_NOISE_CORRECTIONS, noise_correction=options["noise_correction"])
 

@@ -51,16 +51,12 @@ class Buckets(NamedTuple):
         """Writes `x` plus the values of the buckets; `out` and `work` have room for all buckets."""
         half, rows = self.codes.shape[1], self.codes.shape[0]
         entries = rows * self.size
-        codes, sums = work[:entries].view(rows, self.size), out[:entries].view(rows, self.size)
+        codes = work[:entries].view(rows, self.size)
         codes[:, :half] = self.codes >> 4
         codes[:, half:] = self.codes[:, : self.size - half] & _LARGEST
         low, unit = self.low.to(out.dtype), self._unit(out.dtype)
-        whole = x.numel() // self.size
-        cut = whole * self.size
-        torch.addcmul(x[:cut].view(whole, self.size), codes[:whole], unit[:whole], out=sums[:whole])
-        sums[:whole] += low[:whole]  # (3)
-        if whole < rows:
-            out[cut : x.numel()] = x[cut:] + codes[whole, : x.numel() - cut] * unit[whole] + low[whole]
+        codes.mul_(unit).add_(low)  # (3); in one operation it would be rounded once on some machines only
+        torch.add(x, work[: x.numel()], out=out[: x.numel()])
 
     def store(self, x: Tensor, entries: int, shift: Tensor | None, work: Tensor) -> None:
         """Quantizes the first `entries` of `x`, which has room for all buckets and is used up.
@@ -86,7 +82,7 @@ class Buckets(NamedTuple):
         else:
             x[:entries] += shift
         codes = work[: len(x)].view(rows, self.size)
-        codes.copy_(values)  # (2); towards 0 is down, for the values are not negative
+        codes.copy_(values)  # (2); towards 0 is down, for the values are not negative; NaN becomes 0
         if shift is not None or x.dtype == torch.float64:
             codes.clamp_(0, _LARGEST)  # float32 bounds need not enclose float64 values
         pairs, second = codes[:, :half], codes[:, half:]

@@ -10,6 +10,7 @@ r"""AdaDPS (Li et al., 2022): a preconditioner from public data or side informat
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,13 @@ class AdaDPS(Rule):
         _validate.positive(eps=options["eps"])
         _validate.decay(decay=options["decay"], momentum=options["momentum"])
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a saved state; a preconditioner that was given to this rule stays if the state has none."""
+        given = {p: state["A"] for p, state in self.state.items() if "A" in state}
+        super().load_state_dict(state_dict)
+        for p, value in given.items():
+            self.state[p].setdefault("A", value)
+
     @torch.no_grad()
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
         """Takes mean gradients on a batch of public data into the preconditioner: equation (1).
@@ -77,8 +85,8 @@ class AdaDPS(Rule):
         """
         public = self._own(gradients, "gradients")
         for value in public.values():
-            if not value.isfinite().all():
-                raise ValueError("Expected public gradients to be finite.")
+            if not value.square().isfinite().all():
+                raise ValueError("Expected public gradients whose squares are finite.")
         for group in self.param_groups:
             for p in group["params"]:
                 if p not in public or "A" in self.state[p]:
@@ -104,7 +112,7 @@ class AdaDPS(Rule):
         state = self.state.get(p, {})
         if "A" in state:
             given: Tensor = state["A"]
-            return given
+            return given.clone()
         if "E" in state:
             made: Tensor = (state["E"] + group["eps"]).sqrt_()
             return made
@@ -112,10 +120,14 @@ class AdaDPS(Rule):
 
     def _own(self, values: Mapping[Tensor, Tensor], name: str) -> dict[Tensor, Tensor]:
         """Copies in the state's number type, of values that must belong to parameters of the rule."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"Expected {name} to be a mapping by parameter, got {type(values).__name__}.")
         known = {p for group in self.param_groups for p in group["params"]}
         for p, value in values.items():
             if p not in known:
                 raise ValueError(f"Expected {name} for parameters of the rule only.")
+            if not isinstance(value, Tensor):
+                raise TypeError(f"Expected {name} to be tensors, got {type(value).__name__}.")
             if value.shape != p.shape:
                 raise ValueError(f"Expected {name} of shape {tuple(p.shape)}, got {tuple(value.shape)}.")
         return {

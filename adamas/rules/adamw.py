@@ -25,7 +25,7 @@ class AdamW(AdamFamily):
             Algorithm 1 of the paper to the letter.
 
     Differs from the paper: eps stands outside the root by default; with 5e-8 inside, the paper's
-    denominator is larger by up to 2% where the noise's standard deviation is near 1e-3.
+    denominator is larger by 2.5% where the noise's standard deviation is near 1e-3.
 
     Example:
         >>> import torch

@@ -20,6 +20,13 @@ State: TypeAlias = dict[str, Any]
 """What a rule keeps for one parameter."""
 
 
+# What a group may hold beside its options: torch's own, and what schedulers note in it.
+_GROUP_KEYS = {
+    *("params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"),
+    *("base_momentum", "max_momentum"),
+}
+
+
 @dataclass(frozen=True)
 class Moments:
     """What a rule knows of one parameter after a step, corrected for a start at 0.
@@ -63,6 +70,12 @@ class Rule(torch.optim.Optimizer, ABC):
 
     def add_param_group(self, param_group: Options) -> None:
         """Adds parameters with hyperparameters of their own; they start afresh."""
+        unknown = param_group.keys() - self.defaults.keys() - _GROUP_KEYS
+        if unknown:
+            raise ValueError(
+                f"Expected options of {type(self).__name__} in a group, {', '.join(self.defaults)}; got "
+                f"{', '.join(map(repr, sorted(unknown)))}."
+            )
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if not self.param_groups[-1]["params"]:
@@ -90,17 +103,26 @@ class Rule(torch.optim.Optimizer, ABC):
                 f"{len(noise_variance)} parameters that are not the same. Build the rule from "
                 "model.parameters() of the model that the gradients belong to."
             )
-        self._noise_variance = noise_variance
+        self._noise_variance = {
+            p: float(v) if isinstance(v, Tensor) and not v.dim() else v for p, v in noise_variance.items()
+        }
         for p in mine:
             p.grad = mean[p].to(p.dtype)
             self._written[p] = (p.grad, p.grad._version)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the name of the rule."""
+        return super().state_dict() | {"rule": type(self).__name__}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state, in the number types in which it was saved.
+        """Loads a saved state of the same rule, in the number types in which it was saved.
 
         Torch alone would cast the state to the parameters' type, and so round the float32 moments of a
         bfloat16 model.
         """
+        saved_by = state_dict.get("rule", type(self).__name__)
+        if saved_by != type(self).__name__:
+            raise ValueError(f"Expected a state of {type(self).__name__}, got one of {saved_by}.")
         super().load_state_dict(state_dict)
         params = [p for group in self.param_groups for p in group["params"]]
         for index, saved in state_dict["state"].items():

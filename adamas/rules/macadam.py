@@ -29,9 +29,10 @@ class MacAdam(MacAdamFamily):
         h1: The least variance of a coordinate. The paper takes 1e-9 on MNIST and 5e-5 on CIFAR-10.
         h2: The largest: 1e-6 and 1.0.
         b0: The first scale; None takes 1/d, as published, so that the first gradient is almost all noise.
+            For a model of few parameters that is far above the next scale, and the centre starts far out.
         kappa: "exact" makes the estimate of the variance unbiased; "paper" is the published factor, which
-            is right for a centre that does not move, and too large (by half in the first steps, in the end
-            by 1/beta) for the one that moves.
+            is right for a centre that does not move, and too large for the one that moves: 2.1 times at the
+            second step, 1.5 times at the fifth, 1/beta times in the end.
         noise_correction: "tracked" subtracts the noise that went into s, step by step; "paper" subtracts
             that of the current step, with which the scale swings between its bounds under strong noise.
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adamas import _validate
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule
 from adamas.rules.registry import RULES
-
-Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,8 @@ class Preset:
         options: Arguments of the rule's class.
         training: Arguments of `adamas.make_private`. It is all that make_private needs, unless the notes
             say what the paper does not tell.
-        model: The model's name.
-        data: The data set's name.
+        model: The model, in words; not all are in `adamas.models`.
+        data: The data set, in words; not all are in `adamas.data`.
         source: Paper and table, or section.
         notes: Where the paper contradicts itself or its code, and what it leaves open.
 

@@ -63,6 +63,6 @@ class RMSProp(Rule):
         v.mul_(group["alpha"]).addcmul_(g, g, value=1 - group["alpha"])  # (1)
         direction = g / v.sqrt().add_(group["eps"])
         if not group["eps"]:
-            direction.nan_to_num_(nan=0.0)  # 0/0: a coordinate that never had a gradient
+            direction.masked_fill_(v == 0, 0.0)  # a coordinate that never had a gradient to speak of
         direction = with_momentum(direction, group, state)  # (2)
         p.add_(direction, alpha=-group["lr"])  # (3)

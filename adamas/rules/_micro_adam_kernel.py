@@ -1,0 +1,324 @@
+"""A step of MicroAdam in one pass over memory, compiled by Numba where it is installed.
+
+It is for 4-bit errors with rounding to the nearest, the scope "block" and float32 on a CPU. The operations
+are those of `adamas.rules.micro_adam` in the same order, each rounded to float32, so that the results are
+equal bit for bit and a state can go on with or without Numba. Blocks are independent of one another: threads
+share them out, and their number does not show in the results either.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+numba: Any = None  # missing or broken: the functions below are then plain Python and not used
+with contextlib.suppress(Exception):
+    numba = importlib.import_module("numba")
+
+Array: TypeAlias = np.ndarray
+
+# The bits of float32 numbers; as integers, those of magnitudes are in the order of the magnitudes.
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+_NAN = np.int32(0x7F800001)  # all NaN count as this one, the largest magnitude
+_MINUS_INFINITY = np.int32(-0x7F800001)  # its key, see `_key`
+
+_TINY = np.finfo(np.float32).tiny
+_INF = np.float32(np.inf)
+_HALF = np.float32(0.5)
+_LARGEST = np.float32(15)
+_ZERO = np.float32(0)
+
+# Blocks that are worth another thread: they take longer than to wake it.
+_LEAST_SHARE = 4
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """The function for Numba, with the rules of IEEE 754; compiled when it is first called."""
+    if numba is None:
+        return function
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # there is no folder to write to
+        return numba.njit(**options)(function)
+
+
+@_compiled
+def _decode(codes: Array, low: np.float32, high: np.float32, g: Array, out: Array) -> None:
+    """The values of a bucket plus `g`, which may be shorter."""
+    unit = (high - low) / _LARGEST
+    n, half = len(g), len(codes)
+    first = min(n, half)
+    for i in range(first):
+        out[i] = (np.float32(codes[i] >> 4) * unit + low) + g[i]
+    upper, g = out[first:], g[first:]
+    for i in range(n - first):
+        upper[i] = (np.float32(codes[i] & 15) * unit + low) + g[i]
+
+
+@_compiled
+def _key(bits: np.int32) -> np.int32:
+    """Integers in the order of the floats that have these bits; its own inverse."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _MAGNITUDE))
+
+
+@_compiled
+def _encode(values: Array, bits: Array, codes: Array, two: Array, two_bits: Array) -> None:
+    """Writes the codes of a bucket, and its bounds into `two`; both pairs share their memory."""
+    least = largest = _key(bits[0])
+    for i in range(len(bits)):
+        key = _key(bits[i])
+        least = min(least, key)
+        largest = max(largest, key)
+    if largest > _INFINITY or least < _MINUS_INFINITY:
+        two[:] = np.nan
+    else:
+        two_bits[0], two_bits[1] = _key(least), _key(largest)
+    low = two[0]
+    unit = (two[1] - low) / _LARGEST
+    if not (_TINY <= unit < _INF):
+        codes[:] = 0
+        return
+    half = len(codes)
+    pairs = len(values) - half
+    upper = values[half:]
+    for i in range(pairs):
+        a = np.int32((values[i] - low) / unit + _HALF)
+        b = np.int32((upper[i] - low) / unit + _HALF)
+        codes[i] = np.uint8((a << 4) | b)
+    if pairs < half:
+        codes[pairs] = np.uint8(np.int32((values[pairs] - low) / unit + _HALF) << 4)
+
+
+@_compiled
+def _bfloat16(bits: np.int32) -> np.uint16:
+    """The bits of the nearest bfloat16 number, of two equally near the even one."""
+    wide = np.int64(bits) & 0xFFFFFFFF
+    if (wide & _MAGNITUDE) > _INFINITY:
+        return np.uint16(0x7FC0)
+    return np.uint16((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16)
+
+
+@_compiled
+def _candidates(bits: Array, least: np.int32, out: Array, flags: Array, words: Array) -> int:
+    """Writes where the magnitudes are at least as large, in order; their number.
+
+    `flags` has room for a byte per entry, and `words` is the same memory in words of 8, most of them 0.
+    """
+    n = len(bits)
+    for i in range(n):
+        flags[i] = (bits[i] & _MAGNITUDE) >= least
+    flags[n:] = 0
+    count = 0
+    for word in range(len(words)):
+        if words[word] != 0:
+            for i in range(8 * word, 8 * word + 8):
+                if flags[i]:
+                    out[count] = i
+                    count += 1
+    return count
+
+
+@_compiled
+def _kth_largest(keys: Array, n: int, k: int, bins: Array) -> tuple[np.int32, int]:
+    """The k-th largest of n keys, and how many of those equal to it are among the k; uses up the keys."""
+    for shift in (24, 16, 8, 0):
+        bins[:] = 0
+        for i in range(n):
+            bins[(keys[i] >> shift) & 255] += 1
+        digit = 255
+        while bins[digit] < k:
+            k -= bins[digit]
+            digit -= 1
+        kept = 0
+        for i in range(n):
+            if (keys[i] >> shift) & 255 == digit:
+                keys[kept] = keys[i]
+                kept += 1
+        n = kept
+    return keys[0], k
+
+
+@_compiled
+def _select(
+    bits: Array,
+    threshold: np.int32,
+    k: int,
+    places: Array,
+    keys: Array,
+    bins: Array,
+    flags: Array,
+    words: Array,
+) -> np.int32:
+    """Brings the places of the k largest magnitudes to the front of `places`, in order; the k-th.
+
+    Of equal ones the first are taken. Few entries are looked at if there are k above the threshold.
+    """
+    n = _candidates(bits, min(threshold, _NAN), places, flags, words)
+    if n < k:
+        n = len(bits)
+        for i in range(n):
+            places[i] = i
+    for i in range(n):
+        keys[i] = min(bits[places[i]] & _MAGNITUDE, _NAN)
+    kth: np.int32
+    kth, ties = _kth_largest(keys, n, k, bins)
+    count = 0
+    for i in range(n):
+        place = places[i]
+        key = min(bits[place] & _MAGNITUDE, _NAN)
+        tie = key == kth and ties > 0
+        if key > kth or tie:
+            places[count] = place
+            count += 1
+            ties -= tie
+    return kth
+
+
+@_compiled
+def _step_blocks(
+    theta: Array, g: Array, codes: Array, low: Array, high: Array, indices: Array, values: Array,
+    threshold: Array, b1: Array, b2: Array, window: int, size: int, length: int, k: int, last: int, row: int,
+    margin: np.float32, decay: np.float32, eps: np.float32, rate: np.float32, start: int, stop: int,
+) -> None:  # fmt: skip
+    """`step` for the blocks from `start` to `stop`."""
+    room = -(-length // size) * size
+    a, z1, z2 = np.empty(room, np.float32), np.zeros(length, np.float32), np.zeros(length, np.float32)
+    places, keys, bins = np.empty(length, np.int32), np.empty(length, np.int32), np.empty(256, np.int32)
+    words = np.empty(-(-length // 8), np.int64)
+    flags = words.view(np.uint8)
+    v, two = np.empty(k, np.float32), np.empty(2, np.float32)
+    bits, v_bits, two_bits = a.view(np.int32), v.view(np.int32), two.view(np.int32)
+    n, blocks = len(theta), len(threshold)
+    for block in range(start, stop):
+        begin = block * length
+        end = min(begin + length, n)
+        entries = end - begin
+        number = k if block < blocks - 1 else last
+        slot = block * window * k
+        bucket = begin // size
+        buckets = -(-entries // size)
+        for i in range(buckets):  # (1)
+            x = g[begin + i * size : min(begin + (i + 1) * size, end)]
+            _decode(codes[bucket + i], low[bucket + i], high[bucket + i], x, a[i * size :])
+
+        two[0] = threshold[block]
+        two_bits[0] = _select(bits[:entries], two_bits[0], number, places, keys, bins, flags, words)
+        threshold[block] = margin * two[0]
+        newest = slot + row * number
+        for j in range(number):  # (2)
+            place = places[j]
+            indices[newest + j] = place
+            values[newest + j] = _bfloat16(bits[place])
+            a[place] = _ZERO
+
+        a[entries : buckets * size] = a[entries - 1]  # does not change the bounds of the last bucket
+        for i in range(buckets):  # (3)
+            part = slice(i * size, (i + 1) * size)
+            _encode(a[part], bits[part], codes[bucket + i], two, two_bits)
+            low[bucket + i], high[bucket + i] = two
+
+        for r in range(len(b1)):  # (4)
+            at = slot + r * number
+            outside = False
+            for j in range(number):
+                v_bits[j] = np.int32(values[at + j]) << 16
+                outside |= indices[at + j] < 0 or indices[at + j] >= entries
+            if outside:
+                raise RuntimeError("Expected a state whose indices lie in their blocks: it was damaged.")
+            for j in range(number):
+                place = indices[at + j]
+                z1[place] += v[j] * b1[r]
+                z2[place] += (v[j] * v[j]) * b2[r]
+        moved, first, second = theta[begin:end], z1[:entries], z2[:entries]
+        for i in range(entries):  # (5) and (6); to pick out the places takes longer than to go over all
+            moved[i] = moved[i] * decay - first[i] / (np.sqrt(second[i]) + eps) * rate
+        first[:] = _ZERO
+        second[:] = _ZERO
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernel can be used; the first call compiles it, or reads it from Numba's cache."""
+    try:
+        f, i = numba.float32, numba.int64
+        state = (numba.uint8[:, ::1], f[::1], f[::1], numba.int16[::1], numba.uint16[::1], f[::1])
+        _step_blocks.compile((f[::1], f[::1], *state, f[::1], f[::1], *[i] * 6, *[f] * 4, i, i))
+    except Exception:  # whatever it is, the step can be made without
+        return False
+    return True
+
+
+def step(
+    theta: Tensor,
+    g: Tensor,
+    state: dict[str, Any],
+    weights: tuple[Array, Array],
+    length: int,
+    selected: tuple[int, int],
+    margin: float,
+    decay: float,
+    eps: float,
+    rate: float,
+) -> "list[Future[None]]":
+    """Equations (1) to (6) of `adamas.rules.micro_adam` for a flat tensor.
+
+    The calling thread does its share and does not wait for those of others, which are returned.
+
+    Args:
+        theta: Parameters.
+        g: Gradient.
+        state: The state of the parameter, with the number of this step.
+        weights: Those of the rows of the window in (4).
+        length: Entries of a block; buckets do not cross its borders.
+        selected: How many entries of a block are selected, and of the last block of the tensor.
+        margin: What the least selected magnitude is multiplied by to become the next threshold.
+        decay: What theta is multiplied by.
+        eps: What is added to the root of the second sum.
+        rate: What the quotient of the two is multiplied by.
+    """
+    window, step = len(weights[0]), state["step"]
+    filled = min(step, window)
+    arguments = (
+        theta.numpy(),
+        g.numpy(),
+        state["codes"].numpy(),
+        state["low"].view(-1).numpy(),
+        state["high"].view(-1).numpy(),
+        state["indices"].numpy(),
+        state["values"].view(torch.int16).numpy().view(np.uint16),
+        state["threshold"].numpy(),
+        *(w[:filled].astype(np.float32) for w in weights),
+        *(window, state["size"], length, *selected, (step - 1) % window),
+        *(np.float32(x) for x in (margin, decay, eps, rate)),
+    )
+    blocks = len(state["threshold"])
+    threads = torch.get_num_threads()
+    shares = max(min(threads, blocks // _LEAST_SHARE), 1)
+    edges = [blocks * i // shares for i in range(shares + 1)]
+    others = [_workers(threads - 1).submit(_step_blocks, *arguments, *share) for share in pairwise(edges[1:])]
+    try:
+        _step_blocks(*arguments, *edges[:2])
+    except BaseException:
+        wait(others)
+        raise
+    return others
+
+
+@functools.lru_cache(maxsize=1)
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads besides the calling one, started when there is work for them."""
+    return ThreadPoolExecutor(count, thread_name_prefix="adamas")
+
+
+if hasattr(os, "register_at_fork"):  # threads are not copied to a child
+    os.register_at_fork(after_in_child=_workers.cache_clear)
