@@ -15,7 +15,7 @@ from adamas._numerics import squared_norms
 from adamas.clip import clip_weights
 from adamas.engines import ENGINES, Loop, Stacked
 from adamas.noise import GaussianNoise
-from adamas.privatize import privatize
+from adamas.privatize import _rounding_slack, privatize
 
 NAN, INF = float("nan"), float("inf")
 
@@ -600,3 +600,70 @@ def test_what_happens_to_a_gradient_does_not_change_the_release():
     made.write_to(torch.optim.SGD([p], lr=1.0))
     p.sum().backward()  # accumulates a raw gradient into p.grad
     assert made.mean[p].tolist() == [1.0, 2.0]
+
+
+def test_a_stock_optimizer_does_not_step_on_an_old_gradient_of_a_frozen_parameter():
+    p, frozen = parameter(2), parameter(2)
+    (p.sum() + frozen.sum()).backward()  # raw gradients of both
+    frozen.requires_grad_(False)
+    optimizer = torch.optim.SGD([p, frozen], lr=1.0)
+    PrivateGradient({p: rows([1.0, 2.0])[0]}, {p: 0.5}).write_to(optimizer)
+    optimizer.step()
+    assert p.tolist() == [-1.0, -2.0]
+    assert frozen.tolist() == [0.0, 0.0]
+
+
+# --- magnitudes, and centres that are far away ----------------------------------------------------------
+
+
+def test_the_magnitudes_of_the_sum_are_released_before_the_noise():
+    p = parameter(2)
+    gradients = Stacked({p: rows([0.3, -0.4], [0.3, -0.4], [-0.9, 0.0])})
+    arguments = {
+        "noise_multiplier": 0.5,
+        "expected_batch_size": 2,
+        "record": lambda: None,
+    }
+    ball = Geometry.ball([p])
+    drawn = GaussianNoise(3).normal_(torch.empty(2, dtype=torch.float64), 0.25)
+    made = privatize([(gradients, 0)], ball, noise=GaussianNoise(3), absolute=True, **arguments)
+    torch.testing.assert_close(made.mean[p], torch.tensor([0.15, 0.4], dtype=torch.float64) + drawn)
+    with pytest.raises(ValueError, match="absolute"):
+        privatize(
+            [(gradients, 0)], Geometry({p: 1.0}, {p: 1.0}), noise=GaussianNoise(3), absolute=True, **arguments
+        )
+
+
+@pytest.mark.parametrize(("length", "n"), [(10.0, 4096), (1000.0, 4096), (15_000.0, 256), (100_000.0, 10)])
+def test_rounding_around_a_far_centre_stays_within_the_ball(length, n):
+    # All examples near the centre, at almost the radius: the worst that float32 sums can meet.
+    torch.manual_seed(0)
+    d = 500
+    model = nn.Linear(d, 1, bias=False)
+    p = model.weight
+    center = torch.randn(1, d)
+    center = center / center.norm() * length
+    away = torch.randn(n, d)
+    examples = center + away / away.norm(dim=1, keepdim=True) * 0.999
+    geometry = Geometry({p: center}, {p: 1.0})
+    radius = 1 - _rounding_slack(geometry, n)
+    assert radius < 1
+
+    def clipped(x: Tensor) -> Tensor:
+        engine = ENGINES["bookkeeping"](model, lambda model, x: model(x).squeeze(1), x)
+        weights = clip_weights(engine.norms(geometry)).mul_(radius)
+        total = engine.weighted_sum(weights)[p]
+        return total.double() - float(weights.sum()) * center.double()
+
+    whole = clipped(examples)
+    for gone in range(0, n, n // 4):
+        assert float((whole - clipped(examples[torch.arange(n) != gone])).norm()) <= 1
+
+
+def test_a_centre_that_is_too_far_for_float32_is_refused():
+    p = parameter(2, dtype=torch.float32)
+    far = Geometry({p: 1e9}, {p: 1.0})
+    with pytest.raises(ValueError, match="centre"):
+        release([], far)
+    double = parameter(2)
+    release([], Geometry({double: 1e9}, {double: 1.0}))

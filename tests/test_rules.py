@@ -754,6 +754,54 @@ def moved_by_zeros(name: str, dtype: torch.dtype) -> list[float]:
     return p.tolist()
 
 
+@every_rule
+@pytest.mark.parametrize("kind", ["transposed", "expanded"])
+def test_a_gradient_may_have_any_strides(name, kind):
+    starts = [np.arange(12.0).reshape(3, 4)]
+    (p,), (twin,) = parameters(starts), parameters(starts)
+    rule, other = made_rule(name, [p], lr=0.1), made_rule(name, [twin], lr=0.1)
+    for scale in (1.0, 2.0, 3.0):
+        base = torch.arange(12.0).double().reshape(4, 3) - 5.5
+        g = scale * (base.t() if kind == "transposed" else torch.tensor([[1.0], [-2.0], [3.0]]).expand(3, 4))
+        g = g.expand(3, 4) if kind == "expanded" else g
+        step(rule, PrivateGradient({p: g.double()}, {p: 0.1}))
+        step(other, PrivateGradient({twin: g.double().contiguous()}, {twin: 0.1}))
+    torch.testing.assert_close(p, twin, rtol=1e-12, atol=1e-12)
+
+
+@every_rule
+def test_a_variance_may_change_its_kind(name):
+    p, twin = nn.Parameter(torch.zeros(3).double()), nn.Parameter(torch.zeros(3).double())
+    rule, other = made_rule(name, [p]), made_rule(name, [twin])
+    for variance in (torch.tensor(0.2, dtype=torch.float64), torch.full((3,), 0.2, dtype=torch.float64), 0.2):
+        step(rule, PrivateGradient({p: torch.ones(3).double()}, {p: variance}))
+        step(other, PrivateGradient({twin: torch.ones(3).double()}, {twin: 0.2}))
+    torch.testing.assert_close(p, twin, rtol=1e-12, atol=1e-12)
+
+
+@every_rule
+def test_the_state_of_another_rule_is_refused(name):
+    p = nn.Parameter(torch.zeros(2).double())
+    rule = made_rule(name, [p])
+    step(rule, PrivateGradient({p: torch.ones(2).double()}, {p: 0.1}))
+    before = snapshot(rule)
+    for other in RULES:
+        if other != name:
+            with pytest.raises(ValueError, match=RULES[other].__name__):
+                rule.load_state_dict(made_rule(other, [nn.Parameter(torch.zeros(2))]).state_dict())
+    assert_same(snapshot(rule), before)
+
+
+@every_rule
+def test_an_option_that_the_rule_does_not_have_is_refused_in_a_group(name):
+    p = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="learning_rate"):
+        made_rule(name, [{"params": [p], "learning_rate": 0.1}])
+    with pytest.raises(ValueError, match="amsgrad"):
+        made_rule(name, [{"params": [p], "lr": 0.1, "amsgrad": True}])
+    assert len(made_rule(name, [{"params": [p], "lr": 0.1, "initial_lr": 0.1}]).param_groups) == 1
+
+
 # --- a step needs a release -----------------------------------------------------------------------------
 
 

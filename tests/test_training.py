@@ -751,3 +751,49 @@ def test_progress_is_shown_only_when_asked(capsys):
     assert capsys.readouterr().err == ""
     finish(make_run(progress=True))
     assert "6/6" in capsys.readouterr().err
+
+
+# --- another rule in the middle of a run ------------------------------------------------------------------
+
+
+def test_another_rule_takes_over_within_the_same_budget():
+    run = make_run(epsilon=2.0, noise_multiplier=None)
+    for step in run:
+        if step.number == 3:
+            break
+    run.rule = rules.AdamBC(run.model.parameters())
+    finish(run)
+    assert run.steps_done == 6
+    assert run.epsilon() <= 2.0
+    assert run.rule.state[run.rule.trainable()[0]]["step"] == 3
+
+
+def test_a_rule_over_other_parameters_is_refused():
+    run = make_run()
+    with pytest.raises(ValueError, match="hold the model's"):
+        run.rule = rules.Adam(make_model().parameters())
+    with pytest.raises(ValueError, match="hold the model's"):
+        run.rule = rules.Adam(list(run.model.parameters())[:1])
+    finish(run)
+
+
+def test_a_scheduler_of_the_old_rule_is_refused():
+    model = make_model()
+    rule = rules.Adam(model.parameters(), lr=0.01)
+    run = make_run(model, rule, scheduler=torch.optim.lr_scheduler.ExponentialLR(rule, 0.9))
+    new = rules.SGD(model.parameters())
+    with pytest.raises(ValueError, match="scheduler"):
+        run.rule = new
+    run.scheduler = None
+    run.rule = new
+    finish(run)
+
+
+def test_what_trains_may_not_change_behind_the_rule():
+    run = make_run()
+    next(iter(run))
+    spent = run.epsilon()
+    run.model.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+    with pytest.raises(ValueError, match="extra"):
+        next(iter(run))
+    assert run.epsilon() == spent

@@ -15,11 +15,15 @@ With a floor :math:`\gamma'` the buffer `v` holds :math:`v_t - \phi_t`, which fo
 :math:`\tilde g_t^2 - \mathrm{Var}(\tilde g_t)` in the place of :math:`\tilde g_t^2`.
 """
 
+import functools
+import math
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
@@ -73,36 +77,60 @@ class AdamFamily(Rule):
             if group.get("floor") is None:
                 _fused([self._buffers(p) for p in members], [], group, step, group["eps"])
             else:
-                self._corrected(members, noise_variance, group, step)
+                self._corrected(members, noise_variance, group)
         super()._update_group(others, noise_variance, group)
 
     def _corrected(
-        self,
-        params: list[Tensor],
-        noise_variance: Mapping[Tensor, Value],
-        group: Options,
-        step: int,
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
-        """Equations (1), (2), (5) right and (6), by the kernel that has a running maximum (AMSGrad).
+        """Equations (1), (2), (5) right and (6)."""
+        fast = []
+        for p in params:
+            if _is_compiled(p, noise_variance[p], self.state[p]):
+                fast.append(p)
+            else:
+                self._step_fused(p, noise_variance[p], group)
+        kernel = _kernel() if fast else None
+        if kernel is not None:  # one pass over memory
+            (b1, b2), step = group["betas"], self.state[fast[0]]["step"]
+            decay = 1 - group["lr"] * group["weight_decay"]
+            rate = group["lr"] * math.sqrt(1 - b2**step) / (1 - b1**step)
+            settings = (group["betas"], *_scaled_floor(group, step), decay, rate)
+            kernel.make(
+                [
+                    kernel.call(
+                        [t.view(-1) for t in self._buffers(p)],
+                        noise_variance[p],
+                        self.state[p]["phi"],
+                        *settings,
+                    )
+                    for p in fast
+                ]
+            )
+            increment_version(fast)
+
+    def _step_fused(self, p: Tensor, variance: Value, group: Options) -> None:
+        """By torch's kernel that has a running maximum (AMSGrad).
 
         The maximum starts from the floor at every step. What (2) lacks is subtracted before.
         """
-        b2 = group["betas"][1]
-        scratch = self._kept_scratch(params)
-        for p in params:
-            tensors = [t.view(-1) for t in self._buffers(p)]
-            variance, phi = noise_variance[p], self.state[p]["phi"]
-            for i in range(0, p.numel(), _PART):
-                part = slice(i, i + _PART)
-                buffers = [t[part] for t in tensors]
-                v, least = buffers[3], scratch[: len(buffers[3])]
-                v.sub_(_part(variance, part), alpha=(1 - b2) / b2)
-                _fill_floor(least, _part(phi, part), group, step)
-                _fused([buffers], [least], group, step, 0.0)
+        b2, step, phi = group["betas"][1], self.state[p]["step"], self.state[p]["phi"]
+        deviation, least = _scaled_floor(group, step)
+        scratch = self._kept_scratch(p)
+        tensors = [t.view(-1) for t in self._buffers(p)]
+        for i in range(0, p.numel(), _PART):
+            part = slice(i, i + _PART)
+            buffers = [t[part] for t in tensors]
+            floor = scratch[: len(buffers[0])]
+            buffers[3].sub_(_part(variance, part), alpha=(1 - b2) / b2)
+            if isinstance(phi, Tensor):
+                floor.copy_(phi.reshape(-1)[part]).mul_(deviation).clamp_(min=least)
+            else:
+                floor.fill_(max(deviation * phi, least))
+            _fused([buffers], [floor], group, step, 0.0)
 
-    def _kept_scratch(self, params: list[Tensor]) -> Tensor:
-        size, like = min(_PART, max(p.numel() for p in params)), params[0]
-        kept = self._scratch
+    def _kept_scratch(self, like: Tensor) -> Tensor:
+        size, kept = min(_PART, like.numel()), self._scratch
         if kept is None or len(kept) < size or (kept.dtype, kept.device) != (like.dtype, like.device):
             self._scratch = kept = torch.empty(size, dtype=like.dtype, device=like.device)
         return kept
@@ -163,18 +191,34 @@ def _floor(group: Options, phi_hat: Value | None, step: int) -> Value | None:
     return floor
 
 
-def _fill_floor(out: Tensor, phi: Value, group: Options, step: int) -> None:
-    r"""The floor times :math:`1-\beta_2^t`, of an average (3) that is not yet divided by it."""
+def _scaled_floor(group: Options, step: int) -> tuple[float, float]:
+    r"""The floor times :math:`1-\beta_2^t`: a multiple of the average (3), and the least that it may be."""
     b2 = group["betas"][1]
     rest = 1 - b2**step
-    if group["floor"] != "auto":
-        out.fill_(group["floor"] * rest)
-        return
-    deviation, least = second_moment_deviation(step, b2), LEAST_FLOOR * rest
-    if isinstance(phi, Tensor):
-        out.copy_(phi).mul_(deviation).clamp_(min=least)
-    else:
-        out.fill_(max(phi * deviation, least))
+    if group["floor"] == "auto":
+        return second_moment_deviation(step, b2), LEAST_FLOOR * rest
+    return 0.0, group["floor"] * rest
+
+
+@functools.cache
+def _kernel() -> ModuleType | None:
+    """The module that steps in one pass, if Numba is there; it takes a second, at the first step."""
+    from adamas.rules import _adam_kernel
+
+    return _adam_kernel if _adam_kernel.available() else None
+
+
+def _is_compiled(p: Tensor, variance: Value, state: State) -> bool:
+    """Whether there is a compiled step for a parameter of which torch's kernel would be used."""
+    others = [t for t in (variance, state["phi"]) if isinstance(t, Tensor)]
+    return (
+        p.device.type == "cpu"
+        and p.dtype == torch.float32
+        and type(p) in (Tensor, torch.nn.Parameter)
+        and len(others) != 1  # a variance that changes its kind
+        and all(t.dtype == p.dtype and t.shape == p.shape and t.is_contiguous() for t in others)
+        and _kernel() is not None
+    )
 
 
 def _denominator(v_hat: Tensor, floor: Value | None, group: Options) -> Tensor:

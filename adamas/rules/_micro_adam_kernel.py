@@ -6,24 +6,15 @@ equal bit for bit and a state can go on with or without Numba. Blocks are indepe
 share them out, and their number does not show in the results either.
 """
 
-import contextlib
 import functools
-import importlib
-import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import pairwise
-from typing import Any, TypeAlias
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-numba: Any = None  # missing or broken: the functions below are then plain Python and not used
-with contextlib.suppress(Exception):
-    numba = importlib.import_module("numba")
-
-Array: TypeAlias = np.ndarray
+from adamas.rules._compiled import Array, compiled, numba, share_out
 
 # The bits of float32 numbers; as integers, those of magnitudes are in the order of the magnitudes.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -41,18 +32,7 @@ _ZERO = np.float32(0)
 _LEAST_SHARE = 4
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    """The function for Numba, with the rules of IEEE 754; compiled when it is first called."""
-    if numba is None:
-        return function
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder to write to
-        return numba.njit(**options)(function)
-
-
-@_compiled
+@compiled
 def _decode(codes: Array, low: np.float32, high: np.float32, g: Array, out: Array) -> None:
     """The values of a bucket plus `g`, which may be shorter."""
     unit = (high - low) / _LARGEST
@@ -65,13 +45,13 @@ def _decode(codes: Array, low: np.float32, high: np.float32, g: Array, out: Arra
         upper[i] = (np.float32(codes[i] & 15) * unit + low) + g[i]
 
 
-@_compiled
+@compiled
 def _key(bits: np.int32) -> np.int32:
     """Integers in the order of the floats that have these bits; its own inverse."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _MAGNITUDE))
 
 
-@_compiled
+@compiled
 def _encode(values: Array, bits: Array, codes: Array, two: Array, two_bits: Array) -> None:
     """Writes the codes of a bucket, and its bounds into `two`; both pairs share their memory."""
     least = largest = _key(bits[0])
@@ -99,7 +79,7 @@ def _encode(values: Array, bits: Array, codes: Array, two: Array, two_bits: Arra
         codes[pairs] = np.uint8(np.int32((values[pairs] - low) / unit + _HALF) << 4)
 
 
-@_compiled
+@compiled
 def _bfloat16(bits: np.int32) -> np.uint16:
     """The bits of the nearest bfloat16 number, of two equally near the even one."""
     wide = np.int64(bits) & 0xFFFFFFFF
@@ -108,7 +88,7 @@ def _bfloat16(bits: np.int32) -> np.uint16:
     return np.uint16((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16)
 
 
-@_compiled
+@compiled
 def _candidates(bits: Array, least: np.int32, out: Array, flags: Array, words: Array) -> int:
     """Writes where the magnitudes are at least as large, in order; their number.
 
@@ -128,7 +108,7 @@ def _candidates(bits: Array, least: np.int32, out: Array, flags: Array, words: A
     return count
 
 
-@_compiled
+@compiled
 def _kth_largest(keys: Array, n: int, k: int, bins: Array) -> tuple[np.int32, int]:
     """The k-th largest of n keys, and how many of those equal to it are among the k; uses up the keys."""
     for shift in (24, 16, 8, 0):
@@ -148,7 +128,7 @@ def _kth_largest(keys: Array, n: int, k: int, bins: Array) -> tuple[np.int32, in
     return keys[0], k
 
 
-@_compiled
+@compiled
 def _select(
     bits: Array,
     threshold: np.int32,
@@ -184,7 +164,7 @@ def _select(
     return kth
 
 
-@_compiled
+@compiled
 def _step_blocks(
     theta: Array, g: Array, codes: Array, low: Array, high: Array, indices: Array, values: Array,
     threshold: Array, b1: Array, b2: Array, window: int, size: int, length: int, k: int, last: int, row: int,
@@ -301,24 +281,4 @@ def step(
         *(window, state["size"], length, *selected, (step - 1) % window),
         *(np.float32(x) for x in (margin, decay, eps, rate)),
     )
-    blocks = len(state["threshold"])
-    threads = torch.get_num_threads()
-    shares = max(min(threads, blocks // _LEAST_SHARE), 1)
-    edges = [blocks * i // shares for i in range(shares + 1)]
-    others = [_workers(threads - 1).submit(_step_blocks, *arguments, *share) for share in pairwise(edges[1:])]
-    try:
-        _step_blocks(*arguments, *edges[:2])
-    except BaseException:
-        wait(others)
-        raise
-    return others
-
-
-@functools.lru_cache(maxsize=1)
-def _workers(count: int) -> ThreadPoolExecutor:
-    """Threads besides the calling one, started when there is work for them."""
-    return ThreadPoolExecutor(count, thread_name_prefix="adamas")
-
-
-if hasattr(os, "register_at_fork"):  # threads are not copied to a child
-    os.register_at_fork(after_in_child=_workers.cache_clear)
+    return share_out([(_step_blocks, arguments, len(state["threshold"]))], _LEAST_SHARE)

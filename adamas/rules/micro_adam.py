@@ -33,7 +33,7 @@ from adamas._streams import Seed
 from adamas.geometry import Value
 from adamas.rules._adam_family import check_common
 from adamas.rules._quantization import Buckets
-from adamas.rules.base import Params, Rule
+from adamas.rules.base import Options, Params, Rule, State
 
 _BITS = (4, None)
 _ROUNDINGS = ("nearest", "stochastic")
@@ -143,7 +143,7 @@ class MicroAdam(Rule):
         self._shares: list[Future[None]] = []  # of the step, at which other threads still are
 
     @staticmethod
-    def _check(options: dict[str, Any]) -> None:
+    def _check(options: Options) -> None:
         check_common(options)
         _validate.non_negative(eps=options["eps"])
         _validate.rate(density=options["density"])
@@ -161,7 +161,7 @@ class MicroAdam(Rule):
         self._selected = self._select_among(groups) if groups else {}
 
     def _update_group(
-        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: dict[str, Any]
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
         self._shares = []
         try:
@@ -172,12 +172,7 @@ class MicroAdam(Rule):
         _finish(shares)
 
     def _update(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        noise_variance: Value,
-        group: dict[str, Any],
-        state: dict[str, Any],
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         _started(state, p, group)["step"] += 1
         if not p.numel():
@@ -221,7 +216,7 @@ class MicroAdam(Rule):
         }
 
 
-def _started(state: dict[str, Any], p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+def _started(state: State, p: Tensor, group: Options) -> dict[str, Any]:
     """The state of a parameter, at the first step a new one."""
     if state:
         return state
@@ -248,20 +243,20 @@ def _started(state: dict[str, Any], p: Tensor, group: dict[str, Any]) -> dict[st
     return state
 
 
-def _layout(n: int, group: dict[str, Any]) -> tuple[int, int]:
+def _layout(n: int, group: Options) -> tuple[int, int]:
     """The length of a block and the number of blocks of a tensor; the last may be shorter."""
     length = max(min(n, BLOCK) if group["scope"] == "block" else n, 1)
     return length, -(-n // length)
 
 
-def _selected_counts(n: int, group: dict[str, Any]) -> tuple[int, int]:
+def _selected_counts(n: int, group: Options) -> tuple[int, int]:
     """How many entries of a block are selected, and of the last one."""
     length, rows = _layout(n, group)
     last = n - (rows - 1) * length
     return math.ceil(group["density"] * length), math.ceil(group["density"] * last)
 
 
-def _room(p: Tensor, entries: int, state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _room(p: Tensor, entries: int, state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Two buffers for sums and one for codes, for `entries` entries in whole buckets."""
     size = state.get("size", 1)
     entries = -(-entries // size) * size
@@ -269,7 +264,7 @@ def _room(p: Tensor, entries: int, state: dict[str, Any]) -> tuple[Tensor, Tenso
     return a, work, torch.empty(entries if "size" in state else 0, dtype=torch.int16, device=p.device)
 
 
-def _accumulate(g: Tensor, state: dict[str, Any], start: int, stop: int, out: Tensor, work: Tensor) -> None:
+def _accumulate(g: Tensor, state: State, start: int, stop: int, out: Tensor, work: Tensor) -> None:
     """Equation (1) for some entries."""
     if "error" in state:
         torch.add(state["error"][start:stop], g[start:stop], out=out[: stop - start])
@@ -279,7 +274,7 @@ def _accumulate(g: Tensor, state: dict[str, Any], start: int, stop: int, out: Te
 
 def _feed_back(
     a: Tensor,
-    state: dict[str, Any],
+    state: State,
     start: int,
     stop: int,
     shifts: np.random.Generator | None,
@@ -295,7 +290,7 @@ def _feed_back(
     _buckets(state).of(start, stop).store(a, stop - start, shift, codes)
 
 
-def _buckets(state: dict[str, Any]) -> Buckets:
+def _buckets(state: State) -> Buckets:
     return Buckets(state["codes"], state["low"], state["high"], state["size"])
 
 
@@ -307,7 +302,7 @@ def _kernel() -> ModuleType | None:
     return _micro_adam_kernel if _micro_adam_kernel.available() else None
 
 
-def _has_kernel(p: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]) -> bool:
+def _has_kernel(p: Tensor, gradient: Tensor, group: Options, state: State) -> bool:
     """Whether there is a compiled step for this parameter and these options."""
     return (
         (group["scope"], group["bits"], group["rounding"]) == ("block", 4, "nearest")
@@ -320,7 +315,7 @@ def _has_kernel(p: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[
     )
 
 
-def _fits(state: dict[str, Any], n: int, group: dict[str, Any]) -> bool:
+def _fits(state: State, n: int, group: Options) -> bool:
     """Whether a state has the sizes of one of n entries; compiled code does not look where it writes."""
     rows, buckets = _layout(n, group)[1], -(-n // state["size"])
     k, last = _selected_counts(n, group)
@@ -340,9 +335,7 @@ def _finish(shares: "list[Future[None]]") -> None:
         share.result()
 
 
-def _step_kernel(
-    theta: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any]
-) -> "list[Future[None]]":
+def _step_kernel(theta: Tensor, g: Tensor, group: Options, state: State) -> "list[Future[None]]":
     """`_step_blocks` in one compiled call, of which other threads may still do their shares."""
     kernel, n = _kernel(), theta.numel()
     assert kernel is not None
@@ -364,7 +357,7 @@ def _step_kernel(
 
 
 def _step_blocks(
-    theta: Tensor, g: Tensor, group: dict[str, Any], state: dict[str, Any], shifts: np.random.Generator | None
+    theta: Tensor, g: Tensor, group: Options, state: State, shifts: np.random.Generator | None
 ) -> None:
     """Equations (1) to (6) for a tensor, some blocks at a time."""
     n, m = theta.numel(), group["window"]
@@ -418,8 +411,8 @@ def _step_selected(
     theta: Tensor,
     g: Tensor,
     chosen: Tensor,
-    group: dict[str, Any],
-    state: dict[str, Any],
+    group: Options,
+    state: State,
     shifts: np.random.Generator | None,
 ) -> None:
     """Equations (1) to (6) for a tensor whose selected entries are known; the window's rows differ."""
@@ -510,8 +503,8 @@ def _move(
     second: Tensor,
     z1: Tensor,
     z2: Tensor,
-    group: dict[str, Any],
-    state: dict[str, Any],
+    group: Options,
+    state: State,
 ) -> None:
     """Equations (4) to (6) for rows of weighted values at places in the same rows of z1 and z2."""
     eps, rate = _constants(group, state["step"], z2.dtype)
@@ -524,7 +517,7 @@ def _move(
     theta.sub_(z1.view(-1)[: theta.numel()])  # (6)
 
 
-def _constants(group: dict[str, Any], t: int, dtype: torch.dtype) -> tuple[float, float]:
+def _constants(group: Options, t: int, dtype: torch.dtype) -> tuple[float, float]:
     """What is added to the root of z2, and what z1 is multiplied by: (5) and (6), constants together."""
     terms = min(t, group["window"]) if group["window_correction"] else t
     c1, c2 = ((1 - b) / (1 - b**terms) for b in group["betas"])
@@ -532,7 +525,7 @@ def _constants(group: dict[str, Any], t: int, dtype: torch.dtype) -> tuple[float
     return eps, group["lr"] * c1 / math.sqrt(c2)
 
 
-def _decay(group: dict[str, Any]) -> float:
+def _decay(group: Options) -> float:
     """What (6) multiplies theta by."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     return float(1 - lr * weight_decay)

@@ -1,0 +1,106 @@
+"""A step of the corrected Adam in one pass over memory, compiled by Numba where it is installed.
+
+It is for float32 on a CPU. The equations are those of `adamas.rules._adam_family`, where torch's kernel takes
+more passes for them; the results are equal but for the last bits.
+"""
+
+import functools
+
+import numpy as np
+from torch import Tensor
+
+from adamas.geometry import Value
+from adamas.rules._compiled import Array, Call, compiled, numba, share_out
+
+# Values that are worth another thread.
+_LEAST_SHARE = 1 << 15
+
+
+@compiled
+def _flat(
+    theta: Array, g: Array, m: Array, v: Array, b1: np.float32, c1: np.float32, b2: np.float32,
+    c2: np.float32, noise: np.float32, floor: np.float32, decay: np.float32, rate: np.float32, start: int,
+    stop: int,
+) -> None:  # fmt: skip
+    """One variance and one floor for all coordinates; c is 1 - b."""
+    part = slice(start, stop)
+    theta, g, m, v = theta[part], g[part], m[part], v[part]
+    for i in range(len(theta)):
+        m_new = b1 * m[i] + c1 * g[i]  # (1)
+        v_new = b2 * v[i] + c2 * (g[i] * g[i] - noise)  # (2), less (3)
+        under = floor if v_new < floor else v_new  # keeps NaN
+        theta[i] = theta[i] * decay - rate * m_new / np.sqrt(under)  # (5), (6)
+        m[i], v[i] = m_new, v_new
+
+
+@compiled
+def _by_coordinate(
+    theta: Array, g: Array, m: Array, v: Array, noise: Array, phi: Array, b1: np.float32, c1: np.float32,
+    b2: np.float32, c2: np.float32, deviation: np.float32, least: np.float32, decay: np.float32,
+    rate: np.float32, start: int, stop: int,
+) -> None:  # fmt: skip
+    """A variance for each coordinate, and a floor of `deviation` times its average, or `least`."""
+    part = slice(start, stop)
+    theta, g, m, v, noise, phi = theta[part], g[part], m[part], v[part], noise[part], phi[part]
+    for i in range(len(theta)):
+        m_new = b1 * m[i] + c1 * g[i]  # (1)
+        v_new = b2 * v[i] + c2 * (g[i] * g[i] - noise[i])  # (2), less (3)
+        floor = deviation * phi[i]
+        floor = least if floor < least else floor
+        under = floor if v_new < floor else v_new  # keeps NaN
+        theta[i] = theta[i] * decay - rate * m_new / np.sqrt(under)  # (5), (6)
+        m[i], v[i] = m_new, v_new
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
+    try:
+        f, i = numba.float32, numba.int64
+        _flat.compile((*[f[::1]] * 4, *[f] * 8, i, i))
+        _by_coordinate.compile((*[f[::1]] * 6, *[f] * 8, i, i))
+    except Exception:  # whatever it is, the step can be made without
+        return False
+    return True
+
+
+def call(
+    buffers: list[Tensor],
+    noise: Value,
+    phi: Value,
+    betas: tuple[float, float],
+    deviation: float,
+    least: float,
+    decay: float,
+    rate: float,
+) -> Call:
+    """Equations (1), (2), (5) right and (6), to be made by `share_out`.
+
+    Args:
+        buffers: Parameters, gradient, first and second moment, flat.
+        noise: The variance of the noise.
+        phi: Its average (3), after this step.
+        betas: Decays.
+        deviation: What phi is multiplied by to become the floor under v - phi.
+        least: The least floor.
+        decay: What the parameters are multiplied by.
+        rate: What the quotient of m and the root is multiplied by.
+    """
+    arrays = [t.numpy() for t in buffers]
+    b1, b2 = betas
+    if isinstance(noise, Tensor):
+        assert isinstance(phi, Tensor)
+        arrays += [noise.view(-1).numpy(), phi.view(-1).numpy()]
+        numbers = (b1, 1 - b1, b2, 1 - b2, deviation, least, decay, rate)
+        function = _by_coordinate
+    else:
+        assert not isinstance(phi, Tensor)
+        numbers = (b1, 1 - b1, b2, 1 - b2, noise, max(deviation * phi, least), decay, rate)
+        function = _flat
+    return function, (*arrays, *map(np.float32, numbers)), len(arrays[0])
+
+
+def make(calls: list[Call]) -> None:
+    """Makes the calls, with all threads."""
+    for other in share_out(calls, _LEAST_SHARE):
+        other.result()
