@@ -1,4 +1,4 @@
-"""The compiled step of the corrected Adam against that of torch's kernel: equal but for rounding."""
+"""The compiled steps of the corrected Adam and of MacAdam against torch's: equal but for rounding."""
 
 import pytest
 import torch
@@ -25,7 +25,10 @@ RULES = {
     "adam-bc": lambda p: rules.AdamBC(p, lr=0.01),
     "adam-bc with a floor": lambda p: rules.AdamBC(p, lr=0.01, floor=0.05),
     "adamw-bc": lambda p: rules.AdamWBC(p, lr=0.01, betas=(0.5, 0.9), weight_decay=0.3),
-    "macadam-bc": lambda p: rules.MacAdamBC(p, lr=0.01),
+    "macadam-bc": lambda p: rules.MacAdamBC(p, lr=0.01, h1=1e-3, h2=2.0),
+    "macadam-bc as printed": lambda p: rules.MacAdamBC(
+        p, lr=0.01, floor=0.05, h1=1e-3, h2=2.0, kappa="paper", noise_correction="paper", phi="paper"
+    ),
     "scale-then-privatize": lambda p: rules.ScaleThenPrivatize(p, lr=0.01, floor="auto"),
 }
 
@@ -55,7 +58,7 @@ def calls(monkeypatch):
 @pytest.fixture
 def without_kernel(monkeypatch):
     def switch():
-        monkeypatch.setattr(_adam_family, "_kernel", lambda: None)
+        monkeypatch.setattr(_adam_family, "kernel", lambda: None)
 
     return switch
 

@@ -90,15 +90,15 @@ class AdamFamily(Rule):
                 fast.append(p)
             else:
                 self._step_fused(p, noise_variance[p], group)
-        kernel = _kernel() if fast else None
-        if kernel is not None:  # one pass over memory
+        loops = kernel() if fast else None
+        if loops is not None:  # one pass over memory
             (b1, b2), step = group["betas"], self.state[fast[0]]["step"]
             decay = 1 - group["lr"] * group["weight_decay"]
             rate = group["lr"] * math.sqrt(1 - b2**step) / (1 - b1**step)
             settings = (group["betas"], *_scaled_floor(group, step), decay, rate)
-            kernel.make(
+            loops.make(
                 [
-                    kernel.call(
+                    loops.call(
                         [t.view(-1) for t in self._buffers(p)],
                         noise_variance[p],
                         self.state[p]["phi"],
@@ -201,7 +201,7 @@ def _scaled_floor(group: Options, step: int) -> tuple[float, float]:
 
 
 @functools.cache
-def _kernel() -> ModuleType | None:
+def kernel() -> ModuleType | None:
     """The module that steps in one pass, if Numba is there; it takes a second, at the first step."""
     from adamas.rules import _adam_kernel
 
@@ -211,13 +211,21 @@ def _kernel() -> ModuleType | None:
 def _is_compiled(p: Tensor, variance: Value, state: State) -> bool:
     """Whether there is a compiled step for a parameter of which torch's kernel would be used."""
     others = [t for t in (variance, state["phi"]) if isinstance(t, Tensor)]
+    return len(others) != 1 and has_loop(p, *others)  # one: a variance that changes its kind
+
+
+def has_loop(*tensors: Tensor) -> bool:
+    """Whether compiled loops can run over some tensors of one shape."""
     return (
-        p.device.type == "cpu"
-        and p.dtype == torch.float32
-        and type(p) in (Tensor, torch.nn.Parameter)
-        and len(others) != 1  # a variance that changes its kind
-        and all(t.dtype == p.dtype and t.shape == p.shape and t.is_contiguous() for t in others)
-        and _kernel() is not None
+        all(
+            t.device.type == "cpu"
+            and t.dtype == torch.float32
+            and t.shape == tensors[0].shape
+            and t.is_contiguous()
+            and type(t) in (Tensor, torch.nn.Parameter)
+            for t in tensors
+        )
+        and kernel() is not None
     )
 
 

@@ -1,7 +1,7 @@
-"""A step of the corrected Adam in one pass over memory, compiled by Numba where it is installed.
+"""Steps of the corrected Adam and of MacAdam's spread in one pass over memory, compiled by Numba.
 
-It is for float32 on a CPU. The equations are those of `adamas.rules._adam_family`, where torch's kernel takes
-more passes for them; the results are equal but for the last bits.
+They are for float32 on a CPU. The equations are those of `adamas.rules._adam_family` and `_macadam_family`,
+where torch takes more passes for them; the results are equal but for the last bits.
 """
 
 import functools
@@ -52,6 +52,26 @@ def _by_coordinate(
         m[i], v[i] = m_new, v_new
 
 
+@compiled
+def _spread(
+    g: Array, m: Array, s: Array, std: Array, noise: Array, hat: np.float32, excess: np.float32,
+    c1: np.float32, inverse: np.float32, current: np.float32, h1: np.float32, h2: np.float32, start: int,
+    stop: int,
+) -> None:  # fmt: skip
+    """MacAdam's estimate of the spread; `hat` is what makes m to m-hat, `inverse` is 1/kappa."""
+    part = slice(start, stop)
+    g, m, s, std, noise = g[part], m[part], s[part], std[part], noise[part]
+    for i in range(len(g)):
+        away = g[i] - hat * m[i]
+        u = away * away - excess * noise[i]  # (7), (9)
+        s_new = s[i] + c1 * (u - s[i])  # (8)
+        raw = s_new * inverse - current * noise[i]
+        raw = h1 if raw < h1 else raw
+        raw = h2 if raw > h2 else raw  # (10)
+        std[i] = np.sqrt(raw)
+        s[i] = s_new
+
+
 @functools.cache
 def available() -> bool:
     """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
@@ -59,6 +79,7 @@ def available() -> bool:
         f, i = numba.float32, numba.int64
         _flat.compile((*[f[::1]] * 4, *[f] * 8, i, i))
         _by_coordinate.compile((*[f[::1]] * 6, *[f] * 8, i, i))
+        _spread.compile((*[f[::1]] * 5, *[f] * 7, i, i))
     except Exception:  # whatever it is, the step can be made without
         return False
     return True
@@ -98,6 +119,12 @@ def call(
         numbers = (b1, 1 - b1, b2, 1 - b2, noise, max(deviation * phi, least), decay, rate)
         function = _flat
     return function, (*arrays, *map(np.float32, numbers)), len(arrays[0])
+
+
+def spread(buffers: list[Tensor], numbers: list[float]) -> Call:
+    """Equations (7) to (10) of MacAdam: gradient, m, s, std and noise, flat, and the numbers of `_spread`."""
+    arrays = [t.numpy() for t in buffers]
+    return _spread, (*arrays, *map(np.float32, numbers)), len(arrays[0])
 
 
 def make(calls: list[Call]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import total
 from adamas.geometry import Value
-from adamas.rules._adam_family import AdamFamily
+from adamas.rules._adam_family import AdamFamily, has_loop, kernel
 from adamas.rules._coordinate_scale import CoordinateScale, cached_parts
 from adamas.rules.base import Options, State
 from adamas.theory import macadam_excess, macadam_kappa
@@ -70,6 +70,14 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
     excess = macadam_excess(t, beta)
     state["kappa"] = beta * state["kappa"] + (1 - beta) * excess
     kappa = state["kappa"] if group["kappa"] == "exact" else macadam_kappa(t, beta, "paper")
+    buffers = [x for x in (gradient, m, state["s"], state["std"], variance) if isinstance(x, Tensor)]
+    loops = kernel() if t > 1 and len(buffers) == 5 and has_loop(*buffers) else None
+    if loops is not None:
+        noise = (excess, 0.0) if tracked else (0.0, 1.0)  # what is subtracted before (8), and after
+        numbers = [1 / (1 - beta**t), noise[0], 1 - beta, 1 / kappa, noise[1], group["h1"], group["h2"]]
+        loops.make([loops.spread([x.view(-1) for x in buffers], numbers)])
+        state["std_sum"] = total(state["std"])
+        return
     sums = []
     for g, m_, s, std, var in cached_parts(gradient, m, state["s"], state["std"], variance):
         u = torch.sub(g.to(m.dtype), m_, alpha=1 / (1 - beta**t)).square_()  # (7)
