@@ -119,8 +119,7 @@ def histograms(rule: torch.optim.Optimizer, *, bins: int = 20) -> dict[str, Any]
         magnitudes of the updates m_hat/sqrt(v_hat) and m_hat/denominator, without the learning rate. Then the
         means of phi_hat and of the floor. Each histogram has log10 of the first `edge`, the `width` of a
         bin, `counts`, and how many values were `below` the first edge (the least 0.1%), 0 or negative
-        (`not_positive`), and not finite. None for a rule without moments; a part that needs phi_hat is None
-        where that is unknown.
+        (`not_positive`), and not finite. None for a rule without moments.
 
     Example:
         >>> import torch
@@ -144,11 +143,11 @@ def histograms(rule: torch.optim.Optimizer, *, bins: int = 20) -> dict[str, Any]
     ]
     if not known:
         return None
-    subtracted = [_flat(one.v_hat - one.phi_hat) for one, _ in known if one.phi_hat is not None]
+    subtracted = [_flat(one.v_hat - one.phi_hat) for one, _ in known]
     return {
         "m_hat": histogram([_flat(one.m_hat) for one, _ in known], bins, magnitude=True),
         "v_hat": histogram([_flat(one.v_hat) for one, _ in known], bins),
-        "v_corrected": histogram(subtracted, bins) if subtracted else None,
+        "v_corrected": histogram(subtracted, bins),
         "update_uncorrected": histogram(
             [_flat(one.m_hat / one.v_hat.sqrt()) for one, _ in known], bins, magnitude=True
         ),
@@ -284,12 +283,11 @@ def _ratios(
         ratios["on_floor"] = (float((d <= least).sum()), n)  # (1)
     step = moments.m_hat / moments.denominator * float(group["lr"])
     ratios["update_rms"] = (_squares(step), n)  # (4)
-    if moments.phi_hat is not None:
-        noise = _sum(moments.phi_hat, n)
-        ratios["noise_share"] = (noise, _sum(moments.v_hat, n))  # (2)
-        if "step" in state and "betas" in group:
-            weight = squared_weights(int(state["step"]), group["betas"][0])
-            ratios["signal_to_noise"] = (_squares(moments.m_hat), weight * noise)  # (5)
+    noise = _sum(moments.phi_hat, n)
+    ratios["noise_share"] = (noise, _sum(moments.v_hat, n))  # (2)
+    if "step" in state and "betas" in group:
+        weight = squared_weights(int(state["step"]), group["betas"][0])
+        ratios["signal_to_noise"] = (_squares(moments.m_hat), weight * noise)  # (5)
     return ratios
 
 

@@ -138,10 +138,10 @@ def test_a_centre_is_measured_in_the_clipping_of_the_run():
     assert diagnose(rule, {p: "w"}, geometry=both)["overall"]["center_norm"] == pytest.approx(
         math.sqrt(20) * 4
     )
-    # Plain MacAdam does not follow a variance by coordinate, so what needs it is not known.
+    # Plain MacAdam subtracts no variance, and follows its mean.
+    assert rule.state[p]["phi"] == pytest.approx(3.0 * (1 - 0.999**7))
     layer = diagnose(rule, {p: "w"})["layers"]["w"]
-    assert layer["noise_share"] is None
-    assert layer["signal_to_noise"] is None
+    assert layer["noise_share"] == pytest.approx(3.0 / float(rule.moments(p).v_hat.mean()))
     assert layer["effective_lr"] is not None
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from adamas import _validate
-from adamas._numerics import accumulation_dtype
+from adamas._numerics import accumulation_dtype, total
 from adamas.geometry import Value
 from adamas.rules.base import Moments, Options, Rule, State
 from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation
@@ -52,7 +52,7 @@ class AdamFamily(Rule):
         group = next(g for g in self.param_groups if any(q is p for q in g["params"]))
         b1, b2 = group["betas"]
         step = state["step"]
-        phi_hat: Value | None = None if state["phi"] is None else state["phi"] / (1 - b2**step)
+        phi_hat: Value = state["phi"] / (1 - b2**step)
         floor = _floor(group, phi_hat, step)
         v_hat = state["v"] / (1 - b2**step)
         denominator = _denominator(v_hat.clone(), floor, group)
@@ -170,11 +170,11 @@ def _started(state: State, p: Tensor) -> dict[str, Any]:
 
 
 def _average(state: State, variance: Value, group: Options) -> None:
-    """Equation (3). Where nothing is subtracted, a variance per coordinate is not worth a buffer."""
+    """Equation (3). Where nothing is subtracted, a variance per coordinate is followed in its mean."""
     phi, b2 = state["phi"], group["betas"][1]
-    if phi is None or (group.get("floor") is None and isinstance(variance, Tensor)):
-        state["phi"] = None
-    elif isinstance(phi, Tensor):
+    if group.get("floor") is None and isinstance(variance, Tensor):
+        variance = total(variance) / max(1, variance.numel())
+    if isinstance(phi, Tensor):
         phi.lerp_(torch.as_tensor(variance, dtype=phi.dtype, device=phi.device), 1 - b2)
     elif isinstance(variance, Tensor):
         state["phi"] = (variance.to(state["m"].dtype) * (1 - b2)).add_(b2 * phi)
@@ -182,11 +182,10 @@ def _average(state: State, variance: Value, group: Options) -> None:
         state["phi"] = b2 * phi + (1 - b2) * variance
 
 
-def _floor(group: Options, phi_hat: Value | None, step: int) -> Value | None:
+def _floor(group: Options, phi_hat: Value, step: int) -> Value | None:
     """The floor of a step."""
     floor: Value | None = group.get("floor")
     if group.get("floor") == "auto":
-        assert phi_hat is not None
         return automatic_floor(step, phi_hat, group["betas"][1])
     return floor
 

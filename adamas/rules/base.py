@@ -34,14 +34,14 @@ class Moments:
     Attributes:
         m_hat: First moment, the direction of the update.
         v_hat: Second moment, with the noise in it.
-        phi_hat: The noise's share of it; None for a rule that does not follow it by coordinate.
+        phi_hat: The noise's share of it; its mean where it differs by coordinate and is not subtracted.
         floor: The least value under the root; None if the noise is not subtracted.
         denominator: What the update divides by.
     """
 
     m_hat: Tensor
     v_hat: Tensor
-    phi_hat: Value | None
+    phi_hat: Value
     floor: Value | None
     denominator: Tensor
 
