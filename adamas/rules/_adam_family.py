@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from adamas import _validate
-from adamas._numerics import accumulation_dtype, total
+from adamas._numerics import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Moments, Options, Rule, State
 from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation
@@ -173,7 +173,7 @@ def _average(state: State, variance: Value, group: Options) -> None:
     """Equation (3). Where nothing is subtracted, a variance per coordinate is followed in its mean."""
     phi, b2 = state["phi"], group["betas"][1]
     if group.get("floor") is None and isinstance(variance, Tensor):
-        variance = total(variance) / max(1, variance.numel())
+        variance = float(variance.mean()) if variance.numel() else 0.0
     if isinstance(phi, Tensor):
         phi.lerp_(torch.as_tensor(variance, dtype=phi.dtype, device=phi.device), 1 - b2)
     elif isinstance(variance, Tensor):
