@@ -108,8 +108,8 @@ def privatize(
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
         mechanism with multiplier `noise_multiplier`; around a centre the ball is smaller by what rounding
-        may add. Non-finite examples add nothing; an empty batch
-        gives noise around the centre; a parameter that no example uses gets noise like the others.
+        may add. Non-finite examples add nothing; an empty batch gives noise around the centre; a parameter
+        that no example uses gets noise like the others.
     """
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from adamas import _validate
-from adamas._checks import check_parameters
 from adamas.finetune.rows import as_rows, keep_rows, row_weights
 from adamas.finetune.selections import Patterns, matching
 from adamas.rules import SGD
@@ -190,9 +189,7 @@ def _phases(
     yield from islice(run, head_steps)
     scores = row_scores(run, names, steps=mask_steps)
     keep_rows(run.model, top_rows(scores, share, within=within))
-    rule = make_rule(run.model)
-    check_parameters(run.model, rule)
-    run.rule = rule
+    run.rule = make_rule(run.model)
     yield from run
 
 
