@@ -1,17 +1,22 @@
-"""The command line: `adamas train | report | explain | epsilon | noise | steps`."""
+"""The command line: `adamas train | reproduce | report | explain | epsilon | noise | steps`."""
 
 import ast
 import inspect
 import json
 import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Display
+from rich.table import Table
 
 import adamas
 from adamas import calibrate
@@ -21,6 +26,9 @@ from adamas.ledger import ACCOUNTANTS
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.sampling import SAMPLERS
+
+if TYPE_CHECKING:
+    from adamas.reproduce import Progress
 
 app = typer.Typer(
     name="adamas",
@@ -175,15 +183,63 @@ def train(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="PAPER/TABLE; without it, the tables are listed.")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="Some rows only, separated by commas.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Some columns only, separated by commas.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each cell; as the table says if not given.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, on one core each.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed of a few cells, for a first impression.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of results.jsonl and README.md; beside the table if not given."),
+    ] = None,
+    experiments: Annotated[Path | None, typer.Option(help="Folder of the tables.")] = None,
+) -> None:
+    """Make a table of a paper: the runs that are missing, then the numbers beside the published ones."""
+    from adamas.reproduce import commands
+
+    folder = commands.experiments_folder(experiments)
+    if name is None:
+        _print_rows(["table", "finished runs", "what it shows"], commands.overview(folder))
+        return
+    place = commands.results_folder(folder, name, out)
+    with _reproducing() as show:
+        head, *body = commands.make_table(
+            folder,
+            name,
+            place,
+            rows=_listed(rows),
+            columns=_listed(columns),
+            seeds=seeds,
+            jobs=jobs,
+            quick=quick,
+            progress=show,
+        )
+    _print_rows(head, body)
+    print(f"{place}/README.md, results.jsonl")
+
+
+@app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `adamas train --out` wrote.")],
+    what: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of `adamas train`, of a table's results, or of tables; ./experiments."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The HTML file; report.html in the first folder if not given.")
     ] = None,
 ) -> None:
-    """Draw runs as one HTML page: privacy, settings, what the rule did over time and by layer."""
-    from adamas.report import write_report
+    """Draw runs and tables of papers as one HTML page: privacy, numbers, settings, what the rules did."""
+    from adamas.report import default_folder, write_report
 
+    folders = what or [default_folder()]
     out = out or folders[0] / "report.html"
     for name in write_report(folders, out):
         print(f"NOT PRIVATE: {name}")
@@ -204,7 +260,7 @@ def explain(
 ) -> None:
     """Show which function uses each parameter, how its norms are taken, its share of time and memory."""
     from adamas.data import load
-    from adamas.experiment import Settings, private_run
+    from adamas.experiment import Settings, initial_model, private_run
 
     settings = Settings(
         data=data,
@@ -217,7 +273,8 @@ def explain(
         steps=1,
         engine=engine,
     )
-    explanation = private_run(settings, load(data)).explain()
+    examples = load(data)
+    explanation = private_run(settings, initial_model(settings, examples), examples).explain()
     if as_json:
         _print_json(asdict(explanation))
     else:
@@ -290,6 +347,49 @@ def steps_command(
     )
     settings = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sampling_rate": q, "delta": delta}
     _answer(as_json, accountant, settings, steps=answer)
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _print_rows(head: list[str], rows: list[list[str]]) -> None:
+    """A table on a terminal; a row of one text is a heading."""
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*([f"[bold]{row[0]}[/]"] if len(row) == 1 else row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@contextmanager
+def _reproducing() -> Iterator[Callable[["Progress"], None]]:
+    """Shows how far the runs of a table are: a bar on a terminal, a line for each run elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Display(
+        *columns, TextColumn("{task.fields[words]}"), console=console, disable=not console.is_terminal
+    ) as display:
+        task = display.add_task("", total=None, words="")
+
+        def show(progress: "Progress") -> None:
+            words = "" if progress.left is None else f"about {_duration(progress.left)} left"
+            display.update(task, total=progress.total, completed=progress.done, words=words)
+            if (line := progress.last) is not None:
+                name = f"{line['row']}, {line['column']}, seed {line['seed']}"
+                result = f"{line['test_accuracy']:.2%} in {line['seconds']:.0f} s"
+                console.print(f"{progress.done}/{progress.total}  {name}: {result}; {words}")
+
+        yield show
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def _rate(rate: float | None, batch_size: int | None, dataset_size: int | None) -> float:

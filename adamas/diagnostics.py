@@ -194,7 +194,8 @@ class RawMoments:
             "overall" and "layers", each with the quantiles of v_hat without noise; `moment_cosine`, the
             cosine of the angle between m_hat with and without noise; and `update_cosine`, that between the
             rule's update and the one that Adam would make without noise. With `histograms`, those of
-            m_hat, v_hat and update without noise.
+            m_hat, v_hat and update without noise, and "statistics": minimum, quartiles, maximum and mean of
+            moments and updates without noise, with it, and corrected, as in the DP-AdamBC paper's Table 2.
         """
         layers, seen = {}, []
         for name, p, group in _parameters(self._rule, names):
@@ -208,6 +209,9 @@ class RawMoments:
                 "v_hat": histogram([one["v"] for one in seen], bins),
                 "update": histogram([one["update"] for one in seen], bins, magnitude=True),
             }
+            result["statistics"] = {
+                name: _statistics([one[name] for one in seen if name in one]) for name in _MOMENT_NAMES
+            }
         return result
 
     def _pairs(self, p: Tensor, group: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -219,8 +223,34 @@ class RawMoments:
         moments = _moments(self._rule, p)
         if moments is not None:
             result["private m"] = moments.m_hat
+            result["private v"] = torch.as_tensor(moments.v_hat).expand_as(moments.m_hat)
+            result["corrected v"] = moments.denominator.square().expand_as(moments.m_hat)
             result["private update"] = moments.m_hat / moments.denominator
+            result["uncorrected update"] = moments.m_hat / result["private v"].sqrt()
         return {name: _flat(value) for name, value in result.items()}
+
+
+_MOMENT_NAMES = (
+    "m",
+    "private m",
+    "v",
+    "private v",
+    "corrected v",
+    "update",
+    "uncorrected update",
+    "private update",
+)
+
+
+def _statistics(parts: list[np.ndarray]) -> dict[str, float]:
+    """Minimum, quartiles, maximum and mean of all values."""
+    values = np.concatenate(parts or [np.empty(0)]).astype(np.float64)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {}
+    names = ("min", "q1", "median", "q3", "max")
+    quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    return dict(zip(names, quantiles, strict=True)) | {"mean": float(values.mean())}
 
 
 def histogram(parts: Iterable[np.ndarray], bins: int, *, magnitude: bool = False) -> dict[str, Any]:

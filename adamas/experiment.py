@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,31 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
 from adamas._streams import Seed
 from adamas._version import __version__
-from adamas.data import Data, load
+from adamas.activations import on_activations
+from adamas.data import Data, load, minilm_files
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run import SEED_WARNING, PrivateRun
 from adamas.training import make_private
 
+PUBLISHED_WEIGHTS = {"minilm": minilm_files}
+"""Models that start from published weights, and what fetches them."""
+
 DIAGNOSTICS = "diagnostics.jsonl"
 """The file of diagnostics in a folder."""
+
+SCHEDULES: dict[str, Callable[[float], float] | None] = {
+    "constant": None,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+}
+"""Learning-rate schedules by name: the factor of the rate after a share of the steps."""
 
 _LINES = 50  # enough for a curve
 
@@ -39,6 +51,9 @@ class Settings:
     batch_size: int
     delta: float
     rule_options: dict[str, Any] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "constant"
+    ema: float | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
     epochs: int | None = None
@@ -56,6 +71,7 @@ class Settings:
     def __post_init__(self) -> None:
         _validate.one_of(MODELS, model=self.model)
         _validate.one_of(RULES, rule=self.rule)
+        _validate.one_of(SCHEDULES, schedule=self.schedule)
 
 
 def train_and_save(
@@ -94,7 +110,9 @@ def train_and_save(
     if diagnose_every is not None:
         _validate.count(diagnose_every=diagnose_every)
     data = load(settings.data)
-    run = private_run(settings, data, progress=progress)
+    whole = initial_model(settings, data)
+    model, data = on_activations(whole, data)
+    run = private_run(settings, model, data, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     if diagnose:
@@ -113,7 +131,7 @@ def train_and_save(
         "noise_multiplier": run.noise_multiplier,
         "sampling_rate": run.loader.sampler.rate,
         "steps": run.steps_done,
-        "test_accuracy": accuracy(run.model, data.test),
+        "test_accuracy": accuracy(run.ema_model or run.model, data.test),
         "seconds": round(seconds, 2),
         "engine": run.engine,
         "privacy": run.privacy_statement(),
@@ -122,7 +140,7 @@ def train_and_save(
     }
     if settings.seed is not None:
         result["note"] = SEED_WARNING
-    weights = {name: p.contiguous() for name, p in run.model.state_dict().items()}
+    weights = {name: p.contiguous() for name, p in whole.state_dict().items()}
     save_file(weights, out / "model.safetensors")
     _write_json(out / "ledger.json", run.ledger.state_dict())
     _write_json(out / "result.json", result)
@@ -139,14 +157,25 @@ def _train_and_diagnose(run: PrivateRun, path: Path, every: int, raw: bool) -> N
                 file.write(line.encode() + b"\n")
 
 
-def private_run(settings: Settings, data: Data, *, progress: bool | None = None) -> PrivateRun:
-    """The run that the settings describe, with a new model."""
+def initial_model(settings: Settings, data: Data) -> nn.Module:
+    """The model that the settings describe, before its first step."""
+    options = dict(settings.model_options)
+    if settings.model in PUBLISHED_WEIGHTS:
+        options.setdefault("weights", PUBLISHED_WEIGHTS[settings.model]())
     with torch.random.fork_rng():
         if settings.seed is not None:
             # The initial weights, which are public.
             torch.manual_seed(int(Seed(settings.seed).words("initial weights", count=1)[0]))
-        model = MODELS[settings.model](data.input_shape, data.classes)
+        return MODELS[settings.model](data.input_shape, data.classes, **options)
+
+
+def private_run(
+    settings: Settings, model: nn.Module, data: Data, *, progress: bool | None = None
+) -> PrivateRun:
+    """The run that the settings describe, of a model on the training examples of a data set."""
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
+    steps = settings.steps or (settings.epochs or 1) * math.ceil(len(data.train) / settings.batch_size)
+    shape = SCHEDULES[settings.schedule]
     return make_private(
         model,
         rule,
@@ -164,6 +193,8 @@ def private_run(settings: Settings, data: Data, *, progress: bool | None = None)
         micro_batch_size=settings.micro_batch_size,
         sampling=settings.sampling,
         max_batch_size=settings.max_batch_size,
+        scheduler=shape and LambdaLR(rule, lambda step: shape(step / steps)),
+        ema=settings.ema,
         accountant=settings.accountant,
         progress=progress,
         allow_large_delta=settings.allow_large_delta,
@@ -173,8 +204,8 @@ def private_run(settings: Settings, data: Data, *, progress: bool | None = None)
 
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """One loss per example of a classifier."""
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels, reduction="none")
+    *inputs, labels = batch
+    return F.cross_entropy(model(*inputs), labels, reduction="none")
 
 
 @torch.no_grad()
@@ -184,8 +215,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
     model.eval()
     right = 0
     for start in range(0, len(test), 1000):
-        inputs, labels = test[start : start + 1000]
-        right += int((model(inputs).argmax(1) == labels).sum())
+        *inputs, labels = test[start : start + 1000]
+        right += int((model(*inputs).argmax(1) == labels).sum())
     model.train(was_training)
     return right / len(test)
 

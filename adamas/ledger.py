@@ -189,7 +189,9 @@ def composed_epsilon(
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     entries = [(_joined(event), count) for event, count in entries]
     if accountant != "pld":
-        return float(_composed(ACCOUNTANTS[accountant](relation), entries).get_epsilon(delta))
+        composed = _composed(ACCOUNTANTS[accountant](relation), entries)
+        with _quiet_accountants():
+            return float(composed.get_epsilon(delta))
     if coarse is not False:
         rough = float(_composed(_pld(relation, _COARSE), entries).get_epsilon(delta))
         if coarse or rough > _LARGE:
@@ -247,7 +249,7 @@ def _composed(
 
 @contextmanager
 def _quiet_accountants() -> Iterator[None]:
-    """No warning for each RDP order whose series does not converge: it is left out, which is safe."""
+    """No warning for each RDP order that is left out or rounded, which is safe."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -30,7 +30,10 @@ LAYERS = [
     ["finetune"],
     [""],
     ["data", "models"],
-    ["experiment", "report"],
+    ["activations"],
+    ["experiment"],
+    ["reproduce"],
+    ["report"],
     ["cli"],
     ["__main__"],
 ]

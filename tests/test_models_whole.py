@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from adamas.engines import ENGINES, Bookkeeping
+from adamas.models import wide_resnet
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
@@ -89,24 +90,13 @@ def run(reentrant: bool | None, part: Callable[..., Tensor], *inputs: Tensor | N
     return part(*inputs) if reentrant is None else checkpoint(part, *inputs, use_reentrant=reentrant)
 
 
-class StandardizedConv2d(nn.Conv2d):
-    """A convolution whose kernels have mean 0 and norm 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
-        mean = w.mean((1, 2, 3), keepdim=True)
-        variance = w.var((1, 2, 3), keepdim=True, unbiased=False)
-        w = (w - mean) * torch.rsqrt((variance * w[0].numel()).clamp(min=1e-4))
-        return F.conv2d(x, w, self.bias, self.stride, self.padding, self.dilation, self.groups)
-
-
 class Block(nn.Module):
-    def __init__(self, conv: type[nn.Conv2d], before: int, after: int, stride: int, dropout: float) -> None:
+    def __init__(self, before: int, after: int, stride: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(16, before), nn.GroupNorm(16, after)
-        self.conv1 = conv(before, after, 3, stride, 1, bias=False)
-        self.conv2 = conv(after, after, 3, 1, 1, bias=False)
-        self.short = conv(before, after, 1, stride, bias=False) if before != after else None
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.short = nn.Conv2d(before, after, 1, stride, bias=False) if before != after else None
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,16 +106,16 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    def __init__(
-        self, conv: type[nn.Conv2d], depth: int, width: int, dropout: float, reentrant: bool | None
-    ) -> None:
+    """WRN-16-4 as it was before standardised weights."""
+
+    def __init__(self, dropout: float, reentrant: bool | None) -> None:
         super().__init__()
-        self.stem = conv(3, 16, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         blocks, channels = [], 16
         for stage in range(3):
-            for i in range((depth - 4) // 6):
-                before, channels = channels, 16 * width << stage
-                blocks.append(Block(conv, before, channels, 2 if stage and not i else 1, dropout))
+            for i in range(2):
+                before, channels = channels, 64 << stage
+                blocks.append(Block(before, channels, 2 if stage and not i else 1, dropout))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.GroupNorm(16, channels)
         self.head = nn.Linear(channels, CLASSES)
@@ -138,15 +128,32 @@ class WideResNet(nn.Module):
         return self.head(F.relu(self.norm(h)).mean((2, 3)))
 
 
-def wide_resnet(
-    conv: type[nn.Conv2d],
-    depth: int = 16,
-    width: int = 4,
-    dropout: float = 0.0,
-    reentrant: bool | None = None,
-) -> Built:
-    model = WideResNet(conv, depth, width, dropout, reentrant)
+class Standardized(nn.Module):
+    """The library's wide ResNet, with dropout after each block and checkpoints around both."""
+
+    def __init__(self, depth: int, width: int, dropout: float, reentrant: bool | None) -> None:
+        super().__init__()
+        self.net = wide_resnet((3, 8, 8), CLASSES, depth=depth, width=width)
+        self.dropout = nn.Dropout(dropout)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net.stem(x)
+        for block in self.net.blocks:
+            h = run(self.reentrant, lambda h, block=block: self.dropout(block(h)), h)
+        return self.net.classifier(self.net.norm(F.relu(h)).mean((2, 3)))
+
+
+def images(model: nn.Module) -> Built:
     return model, (torch.randn(B, 3, 8, 8), labels()), classification
+
+
+def unstandardized(dropout: float = 0.0, reentrant: bool | None = None) -> Built:
+    return images(WideResNet(dropout, reentrant))
+
+
+def standardized(depth: int, width: int, dropout: float = 0.0, reentrant: bool | None = None) -> Built:
+    return images(Standardized(depth, width, dropout, reentrant))
 
 
 class AttentionBlock(nn.Module):
@@ -353,9 +360,9 @@ def adapted(base: Callable[..., Built], **options: Any) -> Callable[..., Built]:
 # --- the table ----------------------------------------------------------------------------------------
 
 OWN: dict[str, Callable[..., Built]] = {
-    "WRN-16-4": partial(wide_resnet, nn.Conv2d),
-    "WRN-16-4, standardised": partial(wide_resnet, StandardizedConv2d),
-    "WRN-10-2, standardised": partial(wide_resnet, StandardizedConv2d, 10, 2),
+    "WRN-16-4": unstandardized,
+    "WRN-16-4, standardised": partial(standardized, 16, 4),
+    "WRN-10-2, standardised": partial(standardized, 10, 2),
     "tied transformer": tied_transformer,
     "tied transformer, long": partial(tied_transformer, 2 * T + 2),
     "encoder, norm last": partial(encoder, False),

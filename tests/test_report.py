@@ -1,21 +1,30 @@
 """`adamas train --diagnose` and `adamas report`, as a user calls them."""
 
+import base64
 import builtins
+import hashlib
+import itertools
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import adamas.report
 from adamas import experiment
 from adamas.cli import main
 from adamas.report import write_report
+from adamas.reproduce import Cell, load_table
+from adamas.reproduce.results import plain_settings
 
 QUICK = ["--model", "linear", "--batch-size", "64", "--noise-multiplier", "1.5", "--seed", "1"]
 VOID = {"meta", "br", "path", "use", "rect"}
+EVIL = '<script>alert("x")</script>&$\\frac{1}'
 
 
 def call(capsys, *arguments):
@@ -36,13 +45,14 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.attributes, self.text, self.depth = [], [], "", []
+        self.tags, self.attributes, self.text, self.depth, self.elements = [], [], "", [], []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.depth.append(tag)
 
@@ -55,11 +65,17 @@ class Page(HTMLParser):
             assert self.depth.pop() == tag
 
     def handle_data(self, data):
-        if self.depth[-1:] != ["style"]:
+        if self.depth[-1:] not in (["style"], ["script"]):
             self.text += data
 
+    def figures(self):
+        """What is said about each figure to those who do not see it."""
+        drawings = [attributes for tag, attributes in self.elements if tag == "svg"]
+        return [one["aria-label"] for one in drawings if one.get("aria-hidden") != "true"]
 
-def read_page(path):
+
+def read_page(path, *, sortable=False):
+    """A page that was checked for what all have in common."""
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert page.depth == []
@@ -71,9 +87,22 @@ def read_page(path):
             assert value[1:] in ids
     for target in re.findall(r"url\(#([^)]+)\)", text):
         assert target in ids
-    assert "script" not in page.tags
+    assert page.tags.count("script") == sortable
+    policy = re.search(r'Security-Policy" content="([^"]+)"', text)[1]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
+    if sortable:
+        script = re.search(r"<script>(.*?)</script>\n</body>", text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert policy.endswith(f"script-src 'sha256-{digest}'")
+    else:
+        assert "script-src" not in policy
     assert "#0000" not in text  # all colours are the page's
     assert "#0001" not in text
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(levels))
+    assert all(words.strip(" .") for words in page.figures())
     return page
 
 
@@ -229,7 +258,7 @@ def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, ke
 
 
 def test_everything_is_escaped(runs, tmp_path):
-    evil = '<script>alert("x")</script>&$\\frac{1}'
+    evil = EVIL
     folder = tmp_path / "a<b>&'\"$x^$"
     folder.mkdir()
     result = json.loads((runs / "raw" / "result.json").read_text())
@@ -340,3 +369,397 @@ def test_without_matplotlib_the_error_says_what_to_install(runs, capsys, monkeyp
     assert code == 2
     assert "pip install adamas[report]" in error
     assert not (tmp_path / "page.html").exists()
+
+
+# --- tables of papers -----------------------------------------------------------------------------------
+
+TABLE = """
+title = "Accuracy of three rules"
+source = "Somebody (2026), Table I"
+claim = "The second is best."
+seeds = 2
+measures = ["state"]
+notes = ["A note about `digits`."]
+findings = ["**Ours** is better."]
+
+[settings]
+data = "digits"
+model = "linear"
+batch_size = 64
+delta = 1e-5
+steps = 10
+
+[columns.a]
+title = "σ = 1"
+published_epsilon = 3.0
+settings = { noise_multiplier = 1.0 }
+
+[columns.b]
+title = "σ = 2"
+settings = { noise_multiplier = 2.0 }
+
+[columns.c]
+title = "σ = 4"
+settings = { noise_multiplier = 4.0 }
+
+[rows.sgd]
+title = "DP-SGD"
+settings = { rule = "sgd" }
+published = [[90.0, 0.1], [89.0, 0.2], [88.0, 0.3]]
+
+[rows.adam]
+title = "DP-Adam"
+settings = { rule = "adam" }
+published = [[92.0, 0.1], [91.0, 0.2], []]
+
+[rows.bc]
+title = "DP-AdamBC"
+form = "ours"
+settings = { rule = "adam-bc", rule_options = { floor = 1e-6 } }
+note = "Nothing to tune."
+"""
+MEANS = {"sgd": 0.9, "adam": 0.915, "bc": 0.6}
+SPENT = {"a": 3.0, "b": 1.5, "c": 0.7}
+CELLS = [(row, column) for row in MEANS for column in SPENT]
+
+
+def finished(table, row, column, seed, **changes):
+    """A line of results.jsonl, as `adamas reproduce` writes it."""
+    settings = plain_settings(table.cell_settings(Cell(row, column), seed))
+    accuracy = MEANS.get(row, 0.5) - 0.01 * list(table.columns).index(column) + 0.002 * seed
+    epsilon = SPENT.get(column, 2.0)
+    return {
+        "row": row,
+        "column": column,
+        "seed": seed,
+        "settings": {name: value for name, value in settings.items() if name != "seed"},
+        "private": True,
+        "epsilon": {"pld": epsilon, "rdp": 1.2 * epsilon},
+        "delta": 1e-5,
+        "noise_multiplier": settings["noise_multiplier"],
+        "sampling_rate": 64 / 1438,
+        "steps": 10,
+        "test_accuracy": accuracy,
+        "curve": [[5, accuracy / 2], [10, accuracy]],
+        "parameters": 650,
+        "state_bytes_per_parameter": 0.0 if row == "sgd" else 8.0,
+        "engine": "bookkeeping",
+        "seconds": 36.0,
+        "version": "0.1.0",
+        "machine": "x86_64, 2 cores",
+    } | changes
+
+
+def write_table(root, name="paper/table", text=TABLE, cells=None, seeds=2, **changes):
+    """A table's TOML file and its results in an experiments folder; returns the folder of the results."""
+    toml = root / f"{name}.toml"
+    toml.parent.mkdir(parents=True, exist_ok=True)
+    toml.write_text(text, encoding="utf-8")
+    table = load_table(toml)
+    wanted = [(cell.row, cell.column) for cell in table.cells()] if cells is None else cells
+    lines = [finished(table, *cell, seed, **changes) for seed in range(seeds) for cell in wanted]
+    folder = toml.with_suffix("")
+    folder.mkdir()
+    write_lines(folder, lines)
+    return folder
+
+
+def write_lines(folder, lines):
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "results.jsonl").write_text(text, encoding="utf-8")
+
+
+def read_lines(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_table_has_its_claim_privacy_numbers_figures_and_settings(capsys, tmp_path):
+    folder = write_table(tmp_path)
+    code, printed, _ = call(capsys, "report", folder)
+    assert code == 0
+    assert printed.strip() == str(folder / "report.html")
+    page = read_page(folder / "report.html", sortable=True)
+    for words in (
+        "Accuracy of three rules",
+        "Somebody (2026), Table I",
+        "The second is best.",
+        "adamas reproduce paper/table",
+        "A record's influence on a run is bounded by (ε, δ)-differential privacy with ε = 0.70 to 3.00 and "
+        "δ = 1e-5 under adding or removing one record: Poisson sampling of 64 of 1,438 records on average, "
+        "10 steps, noise multiplier 1 to 4, accountant PLD. By RDP, which is less tight, ε = 0.84 to 3.60.",
+        "the 18 runs together spend more",
+        "whoever knows a seed can remove the noise",
+        "mean ± standard deviation of 2 of 2 seeds",
+        "90.1 ± 0.1",  # ours
+        "published 92.0 ± 0.1",
+        "not in the paper",
+        "state",
+        "A note about digits.",
+        "Ours is better.",
+        "DP-AdamBC. Nothing to tune.",
+        "rule = adam-bc, rule_options(floor = 1e-6)",
+        "18 of 18",
+        "0.2 hours of one core in all, 36 s a run",
+        "x86_64, 2 cores",
+        "adamas 0.1.0",
+    ):
+        assert words in page.text, words
+    assert "NOT PRIVATE" not in page.text
+    assert "alert" not in dict(page.attributes).values()
+    # Against epsilon, the better two once more, the scatter, the state, and three learning curves.
+    said = page.figures()
+    assert len(said) == 4 + 3
+    assert "DP-SGD 88.1% at ε = 0.70, 90.1% at 3.00" in said[0]
+    assert "DP-AdamBC" not in said[1]
+    assert "in 5 cells" in said[2]
+    assert "DP-Adam 8.00" in said[3]
+    assert "Learning curves, σ = 1: DP-SGD 45.0% to 90.1%" in said[4]
+
+
+def test_the_values_to_sort_by_are_the_means_and_the_best_are_bold(tmp_path):
+    write_report([write_table(tmp_path, cells=[("sgd", "a"), ("adam", "a")])], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    numbers = re.search(r'<table class="sortable">.*?</table>', text, re.DOTALL)[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", numbers)[1:]
+    assert [re.findall(r'data-value="([^"]*)"', row)[:2] for row in rows] == [
+        ["DP-SGD", "90.1"],
+        ["DP-Adam", "91.6"],
+        ["DP-AdamBC"],  # a run that is missing has none, and comes last
+    ]
+    assert re.findall(r'<b class="best">(.*?)</b>', rows[1]) == ["91.6", "92.0", "91.0"]
+    assert '<b class="best">' not in rows[2]
+
+
+def test_points_say_what_they_are_where_the_mouse_is(tmp_path):
+    write_report([write_table(tmp_path)], tmp_path / "page.html")
+    assert "<title>DP-Adam, σ = 2: ours 90.6, published 91</title>" in (tmp_path / "page.html").read_text()
+
+
+def test_tables_of_an_experiments_folder_have_an_index_and_runs_come_last(runs, capsys, tmp_path):
+    root = tmp_path / "experiments"
+    write_table(root)
+    write_table(root, "other/second", TABLE.replace("three rules", "the same rules"), seeds=1)
+    (root / "other" / "third.toml").write_text("not a table, and without results")
+    code, printed, _ = call(
+        capsys, "report", root, runs / "raw", root / "paper" / "table", "--out", tmp_path / "p"
+    )
+    assert code == 0
+    assert printed.splitlines() == ["NOT PRIVATE: raw", str(tmp_path / "p")]
+    page = read_page(tmp_path / "p", sortable=True)
+    assert page.text.count("adamas: 2 tables and 1 run") == 2  # title and heading: no table comes twice
+    assert ("href", "#table0") in page.attributes
+    assert ("href", "#table1") in page.attributes
+    assert ("id", "table1") in page.attributes
+    places = [page.text.rindex(words) for words in ("the same rules", "three rules", "Over time")]
+    assert places == sorted(places)  # in the order of their names: other/second, paper/table
+    assert "NOT PRIVATE: raw" in page.text
+
+
+def test_without_arguments_the_tables_here_are_reported(capsys, monkeypatch, tmp_path):
+    write_table(tmp_path / "experiments")
+    monkeypatch.chdir(tmp_path)
+    code, printed, _ = call(capsys, "report")
+    assert code == 0
+    assert printed.strip() == str(Path("experiments") / "report.html")
+    assert (
+        "Accuracy of three rules" in read_page(tmp_path / "experiments" / "report.html", sortable=True).text
+    )
+    shutil.rmtree(tmp_path / "experiments")
+    code, _, error = call(capsys, "report")
+    assert code == 2
+    assert "no ./experiments here" in error
+
+
+def test_results_elsewhere_find_their_table_by_name(capsys, monkeypatch, tmp_path):
+    write_table(tmp_path / "experiments").rename(tmp_path / "table")
+    monkeypatch.chdir(tmp_path)
+    code, _, error = call(capsys, "report", tmp_path / "table")
+    assert code == 2
+    assert "a folder called like a table (paper/table)" in error
+    (tmp_path / "reproduced" / "paper").mkdir(parents=True)
+    (tmp_path / "table").rename(tmp_path / "reproduced" / "paper" / "table")
+    code, _, _ = call(capsys, "report", tmp_path / "reproduced", "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "Accuracy of three rules" in read_page(tmp_path / "page.html", sortable=True).text
+
+
+def test_everything_in_a_table_is_escaped(tmp_path):
+    values = {"title": EVIL, "source": EVIL, "claim": EVIL, "notes": [EVIL], "findings": [EVIL]}
+    text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "seeds = 1\n"
+    text += f"""
+measures = ["state"]
+[settings]
+data = {json.dumps(EVIL)}
+model = "linear"
+batch_size = 64
+delta = 1e-5
+steps = 10
+[columns."<b>"]
+title = {json.dumps(EVIL)}
+settings = {{ noise_multiplier = 1.0 }}
+[rows."<i>"]
+title = {json.dumps(EVIL)}
+note = {json.dumps(EVIL)}
+settings = {{ rule = "sgd", rule_options = {{ "<u>" = {json.dumps(EVIL)} }} }}
+published = [[90.0, 0.1]]
+"""
+    folder = write_table(
+        tmp_path, "a<b>&'\"$x^$/t<u>", text, seeds=1, private=False, epsilon="inf", machine=EVIL, version=EVIL
+    )
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert not {"b>", "i", "u"} & set(page.tags)
+    assert page.text.count(EVIL) > 12
+    assert "<u> = " in page.text
+
+
+def test_a_table_that_is_not_finished_says_how_far_it_is(tmp_path):
+    folder = write_table(tmp_path, cells=CELLS[:2], seeds=1)
+    table = load_table(folder.with_suffix(".toml"))
+    write_lines(folder, [*read_lines(folder), finished(table, "sgd", "a", 1)])
+    with (folder / "results.jsonl").open("a") as file:
+        file.write('{"row": "sgd", "col')  # being written
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    for words in ("3 of 18", "1 to 2 of 2 seeds", "1 seed", "2 seeds", "–", "ε = 1.50 to 3.00"):
+        assert words in page.text, words
+
+
+def test_a_table_without_a_finished_run_has_no_figures(tmp_path):
+    folder = write_table(tmp_path, seeds=0)
+    assert write_report([folder], tmp_path / "page.html") == []
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "No run is finished yet." in page.text
+    assert "0 of 18" in page.text
+    assert "published 92.0 ± 0.1" in page.text
+    assert page.figures() == []
+
+
+def test_one_seed_has_no_deviation_and_one_column_no_axis_of_epsilon(tmp_path):
+    folder = write_table(tmp_path, cells=[("sgd", "b"), ("bc", "b")], seeds=1)
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "one of 2 seeds" in page.text
+    assert "One seed." in page.text
+    assert "89.0 ±" not in page.text.replace("published 89.0 ±", "")
+    assert "Accuracy, σ = 2: DP-SGD 89.0%, DP-AdamBC 59.0%." in page.figures()
+
+
+def test_columns_that_differ_in_more_than_privacy_have_a_figure_each(tmp_path):
+    text = TABLE.replace("noise_multiplier = 4.0", 'noise_multiplier = 4.0, model = "mlp"')
+    write_report([write_table(tmp_path, text=text)], tmp_path / "page.html")
+    said = read_page(tmp_path / "page.html", sortable=True).figures()
+    assert [words[:15] for words in said[:3]] == [f"Accuracy, σ = {n}:" for n in (1, 2, 4)]
+
+
+def test_a_table_without_published_numbers_is_not_compared(tmp_path):
+    text = re.sub(r"published(_epsilon)? = .*", "", TABLE)
+    write_report([write_table(tmp_path, text=text)], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "Against" not in page.text
+    assert "published" not in page.text
+    assert "the paper has" not in page.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"private": False, "epsilon": "inf"},
+        {"epsilon": "inf"},
+        {"noise_multiplier": 0.0},
+        {"moments": {"private": False}},
+    ],
+)
+def test_a_row_that_is_not_private_is_marked_loudly(capsys, tmp_path, change):
+    folder = write_table(tmp_path)
+    lines = read_lines(folder)
+    assert (lines[0]["row"], lines[0]["column"]) == ("sgd", "a")
+    write_lines(folder, [lines[0] | change, *lines[1:]])
+    code, printed, _ = call(capsys, "report", folder)
+    assert code == 0
+    assert "NOT PRIVATE: paper/table, DP-SGD" in printed
+    page = read_page(folder / "report.html", sortable=True)
+    assert "NOT PRIVATE: paper/table, DP-SGD" in page.text
+    assert "NOT PRIVATE: paper/table, DP-Adam" not in page.text
+    assert ("class", "warning") in page.attributes
+    assert ("class", "tag red") in page.attributes  # in the cell
+
+
+def test_a_table_of_runs_that_are_not_private_promises_nothing(tmp_path):
+    write_report([write_table(tmp_path, private=False, epsilon="inf")], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "None of the runs is private." in page.text
+    assert "bounded by" not in page.text
+
+
+def test_moments_in_the_results_are_drawn(runs, tmp_path):
+    folder = write_table(tmp_path, cells=[("sgd", "a"), ("bc", "a"), ("bc", "c")], seeds=1)
+    moments = lines_of(runs / "corrected")[-1]
+    lines = read_lines(folder)
+    write_lines(folder, [line | ({"moments": moments} if line["row"] == "bc" else {}) for line in lines])
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "Moments of the optimizers" in page.text
+    assert f"{moments['overall']['on_floor']:.4g}" in page.text
+    said = page.figures()
+    assert len([words for words in said if words.startswith("DP-AdamBC: histogram of the second")]) == 2
+    assert len([words for words in said if words.startswith("DP-AdamBC: histogram of the |update|")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"data": "other"}}, "is from another version of paper/table"),
+        ({"column": "z"}, "is from another version of paper/table"),
+        ({"test_accuracy": None}, "seed 0 has test_accuracy=None. Remove the line"),
+    ],
+)
+def test_results_that_do_not_belong_to_the_table_are_refused(capsys, tmp_path, change, message):
+    folder = write_table(tmp_path)
+    lines = read_lines(folder)
+    write_lines(folder, [lines[0] | change, *lines[1:]])
+    code, _, error = call(capsys, "report", folder)
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (folder / "report.html").exists()
+
+
+def test_an_experiments_folder_without_results_says_how_to_make_some(capsys, tmp_path):
+    shutil.rmtree(write_table(tmp_path))
+    code, _, error = call(capsys, "report", tmp_path)
+    assert code == 2
+    assert "adamas reproduce paper/table" in error
+
+
+# --- colours --------------------------------------------------------------------------------------------
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """As the Web Content Accessibility Guidelines define it."""
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_of_known_colours():
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_and_curves_stand_out_in_both_schemes(scheme):
+    style = (Path(adamas.report.__file__).parent / "style.css").read_text()
+    light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})\b", part)) for part in style.split("@media")[:2])
+    assert light.keys() == dark.keys()
+    colours = light if scheme == "light" else dark
+    for name in ("ink", "muted", "link", "red"):
+        for ground in ("paper", "card"):
+            assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    for i in range(10):
+        assert contrast(colours[f"s{i}"], colours["card"]) >= 3, i

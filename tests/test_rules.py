@@ -58,10 +58,14 @@ def adam_reference(**options: float) -> Callable[..., list[np.ndarray]]:
     return lambda theta, gradients, lr, variances: adam_family.adam(theta, gradients, lr, **options)
 
 
-def bc_reference(beta2: float = 0.999, **options: Any) -> Callable[..., list[np.ndarray]]:
-    return lambda theta, gradients, lr, variances: adam_family.adam_bc(
-        theta, gradients, lr, adam_family.averaged(variances, beta2), beta2=beta2, **options
-    )
+def bc_reference(
+    beta2: float = 0.999, correction: float = 1.0, **options: Any
+) -> Callable[..., list[np.ndarray]]:
+    def reference(theta, gradients, lr, variances):
+        subtracted = adam_family.averaged([correction * variance for variance in variances], beta2)
+        return adam_family.adam_bc(theta, gradients, lr, subtracted, beta2=beta2, **options)
+
+    return reference
 
 
 def rmsprop_reference(**options: float) -> Callable[..., list[np.ndarray]]:
@@ -139,6 +143,7 @@ SETUPS = [
     ),
     Setup("adam-bc", {}, bc_reference(floor=automatic_floor())),
     Setup("adam-bc", {"floor": 1e-2}, bc_reference(floor=1e-2)),
+    Setup("adam-bc", {"floor": 1e-2, "correction": 0.25}, bc_reference(floor=1e-2, correction=0.25)),
     Setup(
         "adam-bc",
         {"betas": (0.5, 0.9), "floor": "auto"},
@@ -932,6 +937,7 @@ BAD: dict[str, list[Any]] = {
     "decay": [-0.1, 1.0, NAN, None],
     "preconditioner": [{nn.Parameter(torch.zeros(1)): torch.ones(1)}],  # of another model
     "floor": [0, 0.0, -1e-8, NAN, INF, "foo", None, True],
+    "correction": [0.5, -1.0, NAN, INF, None],  # the default floor is made for 1
 }
 GOOD: dict[str, list[Any]] = {
     "lr": [0.0, 1],
@@ -961,6 +967,7 @@ GOOD: dict[str, list[Any]] = {
     "decay": [0.0, 0.99],
     "preconditioner": [None, {}],
     "floor": ["auto", 1e-12, 1],
+    "correction": [1],
 }
 
 

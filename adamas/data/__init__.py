@@ -3,25 +3,55 @@
 from collections.abc import Callable
 
 from adamas import _validate
+from adamas.data.adult import adult
 from adamas.data.base import Data
+from adamas.data.cache import cache_folder
+from adamas.data.cifar10 import cifar10
+from adamas.data.cora import cora
 from adamas.data.digits import digits
+from adamas.data.fashion_mnist import fashion_mnist
+from adamas.data.graph import GraphData
+from adamas.data.minilm import minilm_files
 from adamas.data.mnist import mnist
+from adamas.data.planetoid import citeseer, pubmed
+from adamas.data.reviews import imdb, rotten_tomatoes, texts
 
-DATASETS: dict[str, Callable[[], Data]] = {"digits": digits, "mnist": mnist}
+DATASETS: dict[str, Callable[[], Data]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "imdb": imdb,
+    "rotten-tomatoes": rotten_tomatoes,
+    "adult": adult,
+    "cora": cora,
+    "citeseer": citeseer,
+    "pubmed": pubmed,
+}
 """Data sets by name."""
+
+_VALIDATION = "/validation"
 
 
 def load(name: str) -> Data:
     """Loads a data set by its name in `DATASETS`, fetching it once if it is not in the cache.
+
+    With `/validation` after the name, a tenth of the training examples is held out and takes the place of
+    the test examples: `Data.with_validation`.
 
     Example:
         >>> from adamas import data
         >>> digits = data.load("digits")
         >>> len(digits.train), len(digits.test), digits.input_shape, digits.classes
         (1438, 359, (1, 8, 8), 10)
+        >>> held_out = data.load("digits/validation")
+        >>> len(held_out.train), len(held_out.test)
+        (1294, 144)
     """
-    _validate.one_of(DATASETS, data=name)
-    return DATASETS[name]()
+    plain = name.removesuffix(_VALIDATION)
+    _validate.one_of(DATASETS, data=plain)
+    data = DATASETS[plain]()
+    return data if plain == name else data.with_validation()
 
 
-__all__ = ["DATASETS", "Data", "load"]
+__all__ = ["DATASETS", "Data", "GraphData", "cache_folder", "load", "minilm_files", "texts"]

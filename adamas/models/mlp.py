@@ -1,21 +1,33 @@
 """Fully connected classifiers."""
 
-import math
-
 from torch import nn
+
+from adamas import _validate
+from adamas.models import _shapes
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 1000) -> nn.Module:
     """One hidden layer with ReLU: on MNIST the 784-1000-10 network of the DP-MacAdam paper.
 
+    Args:
+        input_shape: Shape of one example; its numbers are the inputs.
+        classes: Number of classes.
+        hidden: Units in the hidden layer.
+
     Example:
         >>> sum(p.numel() for p in mlp((1, 28, 28), 10).parameters())
         795010
     """
-    inputs = math.prod(input_shape)
+    inputs = _shapes.flat(input_shape, classes)
+    _validate.count(hidden=hidden)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Multinomial logistic regression."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
+    """Multinomial logistic regression.
+
+    Args:
+        input_shape: Shape of one example; its numbers are the inputs.
+        classes: Number of classes.
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(_shapes.flat(input_shape, classes), classes))

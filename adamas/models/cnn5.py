@@ -1,0 +1,46 @@
+"""The convolutional network of the DP-AdamBC paper's code."""
+
+import math
+
+from torch import nn
+
+from adamas import _validate
+from adamas.models import _shapes
+
+
+def cnn5(input_shape: tuple[int, ...], classes: int, *, initialization: str = "published") -> nn.Module:
+    """CNN5 of DP-AdamBC's code, on which DP-AdamW is evaluated as well: five convolutions with tanh.
+
+    Convolutions 3x3 with bias, to 32, 64, 128, 256 channels and the number of classes; tanh after the first
+    four, 2x2 max-pooling after the first three. The first has no padding, the others keep the size: 32 pixels
+    become 30, 15, 7 and 3. The logits are the averages of the last one's channels. No normalisation.
+
+    Args:
+        input_shape: `(channels, height, width)`, from 10x10 pixels.
+        classes: Number of classes.
+        initialization: "published" draws weights as the paper's code does, from N(0, 1/fan_in) without what
+            is beyond two standard deviations, with biases of 0; "torch" as `nn.Conv2d` does, which are 1.5
+            times smaller.
+
+    Example:
+        >>> sum(p.numel() for p in cnn5((3, 32, 32), 10).parameters())
+        411466
+    """
+    channels, _, _ = _shapes.image("cnn5", input_shape, classes, smallest=10)
+    _validate.one_of(["published", "torch"], initialization=initialization)
+    # tanh after the pooling is the same as before it, on a fourth of the values.
+    model = nn.Sequential(
+        *(nn.Conv2d(channels, 32, 3), nn.MaxPool2d(2), nn.Tanh()),
+        *(nn.Conv2d(32, 64, 3, padding="same"), nn.MaxPool2d(2), nn.Tanh()),
+        *(nn.Conv2d(64, 128, 3, padding="same"), nn.MaxPool2d(2), nn.Tanh()),
+        *(nn.Conv2d(128, 256, 3, padding="same"), nn.Tanh()),
+        *(nn.Conv2d(256, classes, 3, padding="same"), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    )
+    if initialization == "published":
+        for layer in model:
+            if isinstance(layer, nn.Conv2d):
+                deviation = 1 / math.sqrt(layer.weight[0].numel())
+                nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+    return model

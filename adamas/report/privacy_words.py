@@ -1,0 +1,90 @@
+"""What the runs of a table promise about a record, in words and by column."""
+
+from collections.abc import Sequence
+from html import escape
+
+from adamas.report.outcome import Outcome, values_of
+from adamas.report.page import Field, data_table, epsilon_text, extent
+from adamas.reproduce.results import Line
+
+# Sampling -> what neighbouring data sets differ in, and how a batch is drawn.
+_SAMPLING = {
+    "poisson": ("adding or removing one record", "Poisson sampling"),
+    "truncated-poisson": ("adding or removing one record", "truncated Poisson sampling"),
+    "shuffled": ("replacing one record by one without influence", "shuffled batches"),
+}
+
+
+def privacy_statement(lines: Sequence[Line]) -> str:
+    """The guarantee of the private ones among some runs; empty if there is none."""
+    private = [line for line in lines if line["private"]]
+    if not private:
+        return ""
+    guarantees = [
+        _guarantee([line for line in private if _sampling(line) == kind])
+        for kind in dict.fromkeys(map(_sampling, private))
+    ]
+    together = (
+        f" This holds for each run by itself: the {len(private):,} runs together spend more, and so does a "
+        "choice of settings by their results."
+        if len(private) > 1
+        else ""
+    )
+    return (
+        " ".join(guarantees)
+        + together
+        + " The seeds are public here, and whoever knows a seed can remove the "
+        "noise: train with a secret one where records need protection."
+    )
+
+
+def _sampling(line: Line) -> str:
+    return str(line["settings"].get("sampling", "poisson"))
+
+
+def _guarantee(lines: Sequence[Line]) -> str:
+    relation, drawn = _SAMPLING.get(_sampling(lines[0]), ("one record", _sampling(lines[0]) + " sampling"))
+    sizes = {
+        f"{line['settings']['batch_size']:,} of {line['settings']['batch_size'] / line['sampling_rate']:,.0f}"
+        for line in lines
+    }
+    where = " or ".join(sorted(sizes)) if len(sizes) <= 3 else f"{len(sizes)} different sizes"
+    tight, loose = ([line["epsilon"][name] for line in lines] for name in ("pld", "rdp"))
+    delta, steps = extent(values_of(lines, "delta")), extent(values_of(lines, "steps"), ",")
+    noise = extent(values_of(lines, "noise_multiplier"), ".3g")
+    return (
+        "A record's influence on a run is bounded by (ε, δ)-differential privacy with "
+        f"ε = {epsilon_text(tight)} and δ = {delta} under {relation}: {drawn} of {where} records on "
+        f"average, {steps} steps, noise multiplier {noise}, accountant PLD. By RDP, which is less tight, "
+        f"ε = {epsilon_text(loose)}."
+    )
+
+
+def privacy_table(outcome: Outcome) -> str:
+    """What each column spends, by both accountants and as published."""
+    published = any(column.published_epsilon for column in outcome.table.columns.values())
+    names = ["noise multiplier", "sampling rate", "steps", "δ", "ε by PLD", "ε by RDP"]
+    names += ["ε, published"] * published
+    rows = []
+    for name, column in outcome.table.columns.items():
+        lines = [line for line in outcome.lines if line["column"] == name]
+        private = [line for line in lines if line["private"]]
+        texts = [
+            extent(values_of(lines, key), form) if lines else "–"
+            for key, form in (
+                ("noise_multiplier", ".4g"), ("sampling_rate", ".4g"), ("steps", ","), ("delta", "g")
+            )
+        ]  # fmt: skip
+        for accountant in ("pld", "rdp"):
+            spent = [line["epsilon"][accountant] for line in private]
+            texts.append(extent(spent, ".3f") if spent else "–")
+        if len(private) < len(lines):
+            texts[-2:] = [
+                '<b class="red">∞, NOT PRIVATE</b>' if not private else f"{texts[-2]}, ∞",
+                texts[-1],
+            ]
+        if published:
+            texts.append("–" if column.published_epsilon is None else f"{column.published_epsilon:.2f}")
+        rows.append([Field(escape(column.title)), *(Field(text) for text in texts)])
+    heads = [Field("column"), *(Field(escape(name), "n") for name in names)]
+    return data_table("What each column spends", heads, rows)

@@ -1,0 +1,100 @@
+"""The part of a page about runs of `adamas train`: what was promised, what came out, what the rule did."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from adamas.report import moments
+from adamas.report.page import (
+    Field,
+    at,
+    data_table,
+    definitions,
+    details,
+    heading,
+    number,
+    paragraph,
+    short,
+    warning,
+)
+from adamas.report.plots import MOST_SERIES, legend
+from adamas.report.runs import Run
+
+
+def run_warnings(runs: list[Run]) -> Iterator[str]:
+    """A warning for each run that is not private."""
+    for run in runs:
+        if not run.private():
+            yield warning(run.name, str(run.result.get("privacy", "Its files hold a release without noise.")))
+
+
+def run_parts(runs: list[Run], level: int) -> Iterator[str]:
+    """All about some runs, the curves of several in the same plots; headings start at a level."""
+    yield _table(runs)
+    if any(run.lines for run in runs):
+        yield heading(level, "Over time, all parameters") + legend(run.name for run in runs)
+        yield moments.curves([(run.name, run.lines, ("overall",)) for run in runs])
+        yield from moments.histograms([(run.name, run.lines[-1]) for run in runs if run.lines], level)
+    for run in runs:
+        yield from _section(run, level)
+
+
+def _table(runs: list[Run]) -> str:
+    heads = [Field(name) for name in ("run", "rule", "data", "model")]
+    heads += [Field(name, "n") for name in ("ε", "δ", "noise multiplier", "steps", "test accuracy", "state")]
+    rows = []
+    for run in runs:
+        result, last = run.result, run.lines[-1] if run.lines else {}
+        texts = [
+            escape(run.name),
+            *(escape(str(at(result, "settings", key) or "–")) for key in ("rule", "data", "model")),
+            short(result.get("epsilon")) if run.private() else '<b class="red">∞, NOT PRIVATE</b>',
+            short(result.get("delta")),
+            short(result.get("noise_multiplier")),
+            short(result.get("steps", last.get("step"))),
+            "–" if "test_accuracy" not in result else f"{number(result['test_accuracy']):.2%}",
+            short(at(last, "overall", "state_bytes_per_parameter"), " bytes per parameter"),
+        ]
+        rows.append([Field(text) for text in texts])
+    return data_table("The runs and their results", heads, rows)
+
+
+def _section(run: Run, level: int) -> Iterator[str]:
+    yield heading(level, run.name)
+    yield f'<p class="{"" if run.private() else "red"}">{escape(_statement(run))}</p>'
+    settings = at(run.result, "settings") or {}
+    shown = {key: value for key, value in settings.items() if value not in (None, {}, False)}
+    if shown:
+        yield details("Settings", definitions(shown), opened=True)
+    entries = [*(at(run.ledger, "entries") or []), *filter(None, [at(run.ledger, "open")])]
+    if entries:
+        listed = "".join(
+            f"<li>{escape(str(at(entry, 'count') or 1))} × {escape(_event(at(entry, 'event')))}</li>"
+            for entry in entries
+        )
+        yield details("Ledger: what was released", f"<ul>{listed}</ul>", opened=True)
+    if not run.lines:
+        yield paragraph("Trained without --diagnose, so there is nothing to draw.")
+        return
+    layers = at(run.lines[-1], "layers") or {}
+    largest = sorted(layers, key=lambda name: -number(at(layers, name, "coordinates")))[:MOST_SERIES]
+    shown_layers = [name for name in layers if name in largest]
+    cut = len(shown_layers) < len(layers)
+    left_out = f" ({len(shown_layers)} largest of {len(layers)} parameters)" if cut else ""
+    yield heading(level + 1, f"By layer{left_out}") + legend(shown_layers)
+    yield moments.curves([(name, run.lines, ("layers", name)) for name in shown_layers])
+
+
+def _statement(run: Run) -> str:
+    if not run.result:
+        return "The run did not finish: there is no result.json, so what it spent is not known here."
+    words = [str(run.result.get("privacy", "")), str(run.result.get("note", ""))]
+    return " ".join(dict.fromkeys(words)) if words[1] not in words[0] else words[0]
+
+
+def _event(event: Any) -> str:
+    """An event of the ledger in one line."""
+    if isinstance(event, dict):
+        fields = ", ".join(f"{key}={_event(value)}" for key, value in event.items() if key != "kind")
+        return f"{str(event.get('kind')).removesuffix('DpEvent')}({fields})"
+    return f"[{', '.join(map(_event, event))}]" if isinstance(event, list) else str(event)

@@ -1,0 +1,80 @@
+"""The folders of `adamas train`: `result.json`, `ledger.json` and `diagnostics.jsonl`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adamas.experiment import DIAGNOSTICS
+
+RESULT, LEDGER = "result.json", "ledger.json"
+"""The files of a run, with `adamas.experiment.DIAGNOSTICS`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one folder holds; `result` is empty for a run that did not finish."""
+
+    name: str
+    result: dict[str, Any]
+    ledger: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+    def private(self) -> bool:
+        """Not if any of its files says otherwise."""
+        return (
+            self.result.get("private") is not False
+            and self.result.get("epsilon") != "inf"
+            and all(line.get("private") is not False for line in self.lines)
+            and not _without_noise(self.ledger)
+        )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (folder / RESULT).exists() or (folder / DIAGNOSTICS).exists()
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in some folders, called by their last names, or by their paths where these are the same.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [_load(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _load(folder: Path, name: str) -> Run:
+    # A run that died while it wrote may have left a last line without an end.
+    text = _read(folder / DIAGNOSTICS).rpartition("\n")[0]
+    return Run(
+        name,
+        _parsed(_read(folder / RESULT) or "{}", folder / RESULT),
+        _parsed(_read(folder / LEDGER) or "{}", folder / LEDGER),
+        [_parsed(line, folder / DIAGNOSTICS) for line in text.splitlines()],
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"Expected {path} to hold JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"Expected {path} to hold a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def _without_noise(value: Any) -> bool:
+    """Whether a ledger holds a Gaussian release of multiplier 0."""
+    if isinstance(value, dict):
+        return value.get("noise_multiplier") == 0 or any(map(_without_noise, value.values()))
+    return isinstance(value, list) and any(map(_without_noise, value))

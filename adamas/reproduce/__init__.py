@@ -1,0 +1,7 @@
+"""The papers' tables, from one command: what to run, the runs, and the numbers beside the published ones."""
+
+from adamas.reproduce.results import Results
+from adamas.reproduce.runner import Progress, reproduce
+from adamas.reproduce.table import Cell, Column, Row, Table, find_tables, load_table
+
+__all__ = ["Cell", "Column", "Progress", "Results", "Row", "Table", "find_tables", "load_table", "reproduce"]

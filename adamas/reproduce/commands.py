@@ -1,0 +1,103 @@
+"""What `adamas reproduce` does: finds a table, makes what is missing, writes its page."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from adamas.reproduce import privacy
+from adamas.reproduce.render import grid, markdown
+from adamas.reproduce.results import Results
+from adamas.reproduce.runner import Progress
+from adamas.reproduce.runner import reproduce as run_missing
+from adamas.reproduce.table import PRIVACY_NUMBERS, find_tables, load_table
+
+RESULTS, PAGE = "results.jsonl", "README.md"
+"""The files of a table's results."""
+
+_PACKAGE = Path(__file__).parent.parent
+_INSTALLED = [_PACKAGE / "experiments", _PACKAGE.parent / "experiments"]  # a wheel's, an editable install's
+
+
+def experiments_folder(folder: Path | None) -> Path:
+    """Where the tables are: the folder given, `experiments` here, or the copy in the package."""
+    candidates = [folder] if folder else [Path("experiments"), *_INSTALLED]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise ValueError(
+        f"Expected the tables in {' or '.join(map(str, candidates))}, which is no folder. Name it with "
+        "--experiments."
+    )
+
+
+def results_folder(folder: Path, name: str, out: Path | None) -> Path:
+    """Where the results of a table are kept: as asked, beside the table, or here for an installed package."""
+    if out is not None:
+        return out
+    return (Path("reproduced") if folder in _INSTALLED else folder) / name
+
+
+def overview(folder: Path) -> list[list[str]]:
+    """Name, finished runs and title of each table."""
+    rows = []
+    for name, path in find_tables(folder).items():
+        table = load_table(path)
+        done = len(Results(results_folder(folder, name, None) / RESULTS, table).lines)
+        rows.append([name, f"{done} of {len(table.cells()) * table.seeds}", f"{table.source}: {table.title}"])
+    if _privacy_file(folder).exists():
+        rows.append([PRIVACY_NUMBERS, "none needed", privacy.TITLE])
+    return rows
+
+
+def make_table(
+    folder: Path,
+    name: str,
+    place: Path,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    seeds: int | None = None,
+    jobs: int = 1,
+    quick: bool = False,
+    progress: Callable[[Progress], None],
+) -> list[list[str]]:
+    """Makes the missing runs of a table, writes its page, and returns it as texts, the head first.
+
+    Args:
+        folder: The folder of tables.
+        name: paper/table.
+        place: Where its results are kept.
+        rows: Some rows only.
+        columns: Some columns only.
+        seeds: Runs of each cell.
+        jobs: Runs at a time.
+        quick: Take the table's own choice of a few cells, and one seed, for what is not given.
+        progress: See `adamas.reproduce.reproduce`.
+    """
+    if name == PRIVACY_NUMBERS and _privacy_file(folder).exists():
+        return _privacy_table(_privacy_file(folder), place)
+    tables = find_tables(folder)
+    if name not in tables:
+        known = [*tables, *([PRIVACY_NUMBERS] if _privacy_file(folder).exists() else [])]
+        raise ValueError(f"Expected a table among {', '.join(known)}, got {name!r}.")
+    table = load_table(tables[name])
+    if quick:
+        rows, columns = rows or table.quick.get("rows"), columns or table.quick.get("columns")
+        seeds = seeds or 1
+    with Results(place / RESULTS, table) as results:
+        try:
+            run_missing(results, rows=rows, columns=columns, seeds=seeds, jobs=jobs, progress=progress)
+        finally:
+            if results.lines:
+                (place / PAGE).write_text(markdown(results), encoding="utf-8")
+    return grid(results)
+
+
+def _privacy_file(folder: Path) -> Path:
+    return folder / f"{PRIVACY_NUMBERS}.toml"
+
+
+def _privacy_table(path: Path, place: Path) -> list[list[str]]:
+    rows = privacy.published_numbers(path)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / PAGE).write_text(privacy.page(rows), encoding="utf-8")
+    return privacy.grid(rows)

@@ -1,0 +1,190 @@
+"""Makes the runs of a table that are missing, several at a time, and keeps each as soon as it is finished."""
+
+import functools
+import multiprocessing
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adamas import _validate
+from adamas._version import __version__
+from adamas.activations import on_activations
+from adamas.data import Data, load
+from adamas.diagnostics import diagnose
+from adamas.experiment import Settings, accuracy, initial_model, private_run
+from adamas.reproduce.results import Line, Results, plain_settings
+from adamas.reproduce.table import Cell
+
+# Sums depend on the number of threads in their last bits, so it does not depend on the number of jobs.
+_THREADS = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the runs of a table are.
+
+    Attributes:
+        done: Finished runs, those of before included.
+        total: Runs in all.
+        left: Expected seconds until all are finished; None before the first is.
+        last: The run that was just finished.
+    """
+
+    done: int
+    total: int
+    left: float | None
+    last: Line | None
+
+
+def reproduce(
+    results: Results,
+    *,
+    rows: Iterable[str] | None = None,
+    columns: Iterable[str] | None = None,
+    seeds: int | None = None,
+    jobs: int = 1,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> None:
+    """Makes the missing runs of a table.
+
+    Args:
+        results: Where finished runs are kept, open in a `with` statement.
+        rows: Names of rows; all if not given.
+        columns: Names of columns; all if not given.
+        seeds: Runs of each cell; as the table says if not given.
+        jobs: Runs at a time, one thread each.
+        progress: Called at the start and after each finished run.
+
+    Raises:
+        RuntimeError: If a run fails. Those that were finished are kept, and the next call goes on there.
+    """
+    table = results.table
+    _validate.count(jobs=jobs)
+    if seeds is not None:
+        _validate.count(seeds=seeds)
+    cells = table.cells(rows, columns)
+    wanted = [(cell, seed) for seed in range(seeds or table.seeds) for cell in cells]
+    missing = [(cell, seed) for cell, seed in wanted if not results.find(cell, seed)]
+    done = len(wanted) - len(missing)
+    progress(Progress(done, len(wanted), _left(results, missing, jobs), None))
+    if not missing:
+        return
+    pool = ProcessPoolExecutor(
+        min(jobs, len(missing)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(os.getpid(),),
+    )
+    running: dict[Future[Line], tuple[Cell, int]] = {}
+    queue = list(missing)
+    try:
+        while queue or running:
+            while queue and len(running) < jobs:
+                cell, seed = queue.pop(0)
+                settings = table.cell_settings(cell, seed)
+                future = pool.submit(finished_run, settings, table.evaluations, table.histograms)
+                running[future] = (cell, seed)
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell, seed = running.pop(future)
+                name = f"row {cell.row!r}, column {cell.column!r}, seed {seed}"
+                try:
+                    line = future.result()
+                except BrokenProcessPool as error:
+                    raise RuntimeError(
+                        f"The process of {name} was killed, perhaps for want of memory. Finished runs are "
+                        "kept; call again, with fewer --jobs."
+                    ) from error
+                except Exception as error:
+                    raise RuntimeError(
+                        f"The run of {name} failed: {error} Finished runs are kept; call again to go on."
+                    ) from error
+                line = {"row": cell.row, "column": cell.column, "seed": seed} | line
+                results.add(line)
+                done += 1
+                left = _left(results, [*queue, *running.values()], jobs)
+                progress(Progress(done, len(wanted), left, line))
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.kill()  # only unfinished runs are left: nothing of them is kept
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _left(results: Results, missing: list[tuple[Cell, int]], jobs: int) -> float | None:
+    """Expected seconds: a run takes what others of its row took, else what all took."""
+    if not results.lines:
+        return None
+    everything = [line["seconds"] for line in results.lines]
+    total = 0.0
+    for cell, _ in missing:
+        same = [line["seconds"] for line in results.lines if line["row"] == cell.row] or everything
+        total += sum(same) / len(same)
+    return total / jobs
+
+
+# --- in a process of its own ----------------------------------------------------------------------------
+
+
+def _start_worker(parent: int) -> None:
+    torch.set_num_threads(_THREADS)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)  # the parent was killed: nobody waits for this run
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+_data = functools.lru_cache(maxsize=1)(load)
+
+
+def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line:
+    """Trains as the settings say and returns what is worth keeping, without a word about training data."""
+    data = _data(settings.data)
+    model, data = on_activations(initial_model(settings, data), data)
+    run = private_run(settings, model, data, progress=False)
+    every = max(run.steps // evaluations, 1)
+    curve = []
+    start = time.perf_counter()
+    for step in run:
+        if step.number % every == 0 and step.number != step.total:
+            curve.append([step.number, _accuracy(run, data)])
+    curve.append([run.steps_done, _accuracy(run, data)])
+    seconds = time.perf_counter() - start
+    seen = diagnose(run.rule, run.model)["overall"]
+    kept = run.diagnostics(raw=run.raw, histograms=True) if histograms else {}
+    return {
+        "settings": {name: value for name, value in plain_settings(settings).items() if name != "seed"},
+        "private": run.private,
+        "epsilon": {name: run.epsilon(name) for name in ("pld", "rdp")} if run.private else "inf",
+        "delta": settings.delta,
+        "noise_multiplier": run.noise_multiplier,
+        "sampling_rate": run.loader.sampler.rate,
+        "steps": run.steps_done,
+        "test_accuracy": curve[-1][1],
+        "curve": curve,
+        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        "state_bytes_per_parameter": seen["state_bytes_per_parameter"],
+        **({"moments": kept} if histograms else {}),
+        "engine": run.engine,
+        "seconds": round(seconds, 1),
+        "version": __version__,
+        "machine": _machine(),
+    }
+
+
+def _accuracy(run: Any, data: Data) -> float:
+    return accuracy(run.ema_model or run.model, data.test)
+
+
+def _machine() -> str:
+    processor = platform.processor() or platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, {_THREADS} thread, torch {torch.__version__}"

@@ -1,0 +1,212 @@
+"""What a table of a paper consists of: rows, columns, seeds and settings, read from a TOML file.
+
+`experiments/<paper>/<table>.toml` names them. The settings of a cell are those of the table, changed by its
+column, by its row, and by what the row says about this column, in this order; they are the fields of
+`adamas.experiment.Settings`.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from adamas import _validate
+from adamas.experiment import Settings
+
+# One of each pair is given; a change of one takes the place of the other.
+_EITHER = [("epochs", "steps"), ("epsilon", "noise_multiplier")]
+_NESTED = ("rule_options", "model_options")
+_FORMS = ("published", "corrected", "ours")
+PRIVACY_NUMBERS = "privacy/published"
+"""The one table that needs no run: `adamas.reproduce.privacy`."""
+
+MEASURES = ("state",)
+"""Further columns that a table may have."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table, for instance a noise multiplier."""
+
+    name: str
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    published_epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table, for instance an optimizer.
+
+    Attributes:
+        name: How the command line calls it.
+        title: How the table calls it.
+        form: "published": as the paper has it. "corrected": with the right formulas. "ours": what the paper
+            does not have.
+        settings: Changes of the table's settings.
+        columns: Column -> further changes.
+        only: The columns in which the row has a cell; all if empty.
+        published: Column -> mean and standard deviation in the paper, in percent.
+        note: A sentence under the table.
+    """
+
+    name: str
+    title: str
+    form: str = "published"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    only: Sequence[str] = ()
+    published: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row in a column."""
+
+    row: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper.
+
+    Attributes:
+        name: paper/table.
+        title: What it shows.
+        source: Where it was published.
+        claim: What the paper concludes from it.
+        seeds: Runs of each cell, with the seeds 0, 1, ...
+        evaluations: How often the test accuracy is taken along a run.
+        histograms: Whether a run also keeps the distribution of its moments.
+        settings: What all runs have in common.
+        rows: By name.
+        columns: By name.
+        notes: What a reader must know: what was shortened, what is suspicious.
+        findings: Paragraphs on what came out, and where it differs from the paper.
+        measures: Further columns: "state" for the bytes of the optimizer's state.
+        quick: "rows" and "columns" that one seed of makes a first impression.
+    """
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    seeds: int
+    settings: Mapping[str, Any]
+    rows: Mapping[str, Row]
+    columns: Mapping[str, Column]
+    evaluations: int = 5
+    histograms: bool = False
+    notes: Sequence[str] = ()
+    findings: Sequence[str] = ()
+    measures: Sequence[str] = ()
+    quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def cells(self, rows: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> list[Cell]:
+        """The cells of some rows and columns, or of all, column by column."""
+        wanted_rows, wanted = list(rows or self.rows), list(columns or self.columns)
+        for name in wanted_rows:
+            _validate.one_of(self.rows, row=name)
+        for name in wanted:
+            _validate.one_of(self.columns, column=name)
+        return [
+            Cell(row, column)
+            for column in wanted
+            for row in wanted_rows
+            if not self.rows[row].only or column in self.rows[row].only
+        ]
+
+    def cell_settings(self, cell: Cell, seed: int) -> Settings:
+        """The settings of one run."""
+        row = self.rows[cell.row]
+        changes = (self.columns[cell.column].settings, row.settings, row.columns.get(cell.column, {}))
+        values = dict(self.settings)
+        for change in changes:
+            values = merged(values, change)
+        return Settings(**values, seed=seed)
+
+
+def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with some of them changed; options of rule and model are changed one by one."""
+    result = dict(values)
+    for one, other in [*_EITHER, *((b, a) for a, b in _EITHER)]:
+        if one in change:
+            result.pop(other, None)
+    if change.get("rule", result.get("rule")) != result.get("rule"):
+        result.pop("rule_options", None)
+    for name, value in change.items():
+        result[name] = {**result.get(name, {}), **value} if name in _NESTED else value
+    return result
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def find_tables(folder: Path) -> dict[str, Path]:
+    """The tables of runs in a folder: paper/table -> TOML file."""
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.toml")}
+    return {name: found[name] for name in sorted(found) if name != PRIVACY_NUMBERS}
+
+
+def load_table(path: Path) -> Table:
+    """Reads and checks a table.
+
+    Raises:
+        ValueError: If the file is not a table, with the place and what was expected there.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Expected {path} to be a TOML file: {error}.") from error
+    try:
+        return _table(f"{path.parent.name}/{path.stem}", values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _table(name: str, values: dict[str, Any]) -> Table:
+    _known(values, [f.name for f in fields(Table) if f.name != "name"], "the file")
+    for key in ("title", "source", "claim", "seeds", "settings", "rows", "columns"):
+        if key not in values:
+            raise ValueError(f"Expected {key!r}, which is missing.")
+    _validate.count(seeds=values["seeds"], evaluations=values.get("evaluations", 1))
+    for measure in values.get("measures", ()):
+        _validate.one_of(MEASURES, measure=measure)
+    columns = {key: _column(key, value) for key, value in values["columns"].items()}
+    rows = {key: _row(key, value, list(columns)) for key, value in values["rows"].items()}
+    table = Table(name=name, **(values | {"rows": rows, "columns": columns}))
+    _known(table.quick, ["rows", "columns"], "quick")
+    table.cells(table.quick.get("rows"), table.quick.get("columns"))
+    for cell in table.cells():
+        try:
+            table.cell_settings(cell, seed=0)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Row {cell.row!r}, column {cell.column!r}: {error}") from error
+    return table
+
+
+def _column(name: str, values: dict[str, Any]) -> Column:
+    _known(values, [f.name for f in fields(Column) if f.name != "name"], f"column {name!r}")
+    return Column(name=name, **({"title": name} | values))
+
+
+def _row(name: str, values: dict[str, Any], columns: list[str]) -> Row:
+    place = f"row {name!r}"
+    _known(values, [f.name for f in fields(Row) if f.name != "name"], place)
+    _validate.one_of(_FORMS, form=values.get("form", _FORMS[0]))
+    published = values.get("published", [])
+    if published and len(published) != len(columns):
+        raise ValueError(f"Expected {len(columns)} published values in {place}, got {len(published)}.")
+    for column in (*values.get("only", ()), *values.get("columns", ())):
+        _validate.one_of(columns, column=column)
+    listed = {column: tuple(value) for column, value in zip(columns, published, strict=False) if value}
+    return Row(name=name, **({"title": name} | values | {"published": listed}))
+
+
+def _known(values: Mapping[str, Any], known: Sequence[str], place: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ValueError(f"Expected {place} to have {', '.join(known)}, got {key!r}.")

@@ -1,0 +1,330 @@
+"""What the files of the data sets are read into, on small files of the same formats."""
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import struct
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from adamas import data
+from adamas.data.adult import read_records
+from adamas.data.cora import read_cora
+from adamas.data.idx import FILES, idx
+from adamas.data.local import local_folder, read_verified
+from adamas.data.planetoid import read_planetoid
+from adamas.data.unpickle import read_pickle
+
+cifar10 = sys.modules["adamas.data.cifar10"]  # the package's name is that of the function
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """No data of the user's, and no program that could fetch any."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ADAMAS_DATA", raising=False)
+    monkeypatch.setenv("ADAMAS_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+
+
+# --- IDX: MNIST and Fashion-MNIST -----------------------------------------------------------------------
+
+
+def idx_bytes(values):
+    return struct.pack(f">{1 + values.ndim}i", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+
+
+def test_an_idx_file_is_read():
+    values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    assert torch.equal(idx(idx_bytes(values), (2, 3, 4), "file"), torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw + b"x", lambda raw: raw[:5]])
+def test_an_idx_file_of_another_size_is_refused(damage):
+    raw = idx_bytes(np.zeros((2, 3), dtype=np.uint8))
+    with pytest.raises(RuntimeError, match=r"file is not an IDX file of shape \(2, 3\)"):
+        idx(damage(raw), (2, 3), "file")
+    with pytest.raises(RuntimeError, match="not an IDX file"):
+        idx(raw, (3, 2), "file")
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Blank images in place of MNIST and Fashion-MNIST: the four files, with checksums that fit."""
+    contents = {}
+    for prefix, count in (("train", 60_000), ("t10k", 10_000)):
+        contents[f"{prefix}-images-idx3-ubyte"] = idx_bytes(np.zeros((count, 28, 28), dtype=np.uint8))
+        labels = np.arange(count, dtype=np.uint32) % 10
+        contents[f"{prefix}-labels-idx1-ubyte"] = idx_bytes(labels.astype(np.uint8))
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    for module in ("mnist", "fashion_mnist"):
+        monkeypatch.setattr(sys.modules[f"adamas.data.{module}"], "_SHA256", digests)
+    return contents
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "blank"),
+    [("mnist", "MNIST/raw", -0.1307 / 0.3081), ("fashion-mnist", "FashionMNIST/raw", -0.2860 / 0.3530)],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_images_are_read_from_the_folder_of_torchvision(
+    tmp_path, monkeypatch, images, name, folder, blank, packed
+):
+    raw = tmp_path / "mine" / folder
+    raw.mkdir(parents=True)
+    for file, content in images.items():
+        if packed:
+            (raw / f"{file}.gz").write_bytes(gzip.compress(content, compresslevel=1))
+        else:
+            (raw / file).write_bytes(content)
+    monkeypatch.setenv("ADAMAS_DATA", str(tmp_path / "mine"))
+    loaded = data.load(name)
+    assert (len(loaded.train), len(loaded.test)) == (60_000, 10_000)
+    assert loaded.train.tensors[0].shape == (60_000, 1, 28, 28)
+    torch.testing.assert_close(loaded.test.tensors[0][0, 0, 0, 0].item(), blank)
+    assert loaded.test.tensors[1][:3].tolist() == [0, 1, 2]
+
+
+# --- the user's own folders -----------------------------------------------------------------------------
+
+
+def test_the_named_folder_comes_before_the_folder_data(tmp_path, monkeypatch):
+    assert local_folder("inside", ["a"]) is None
+    for place in ("data", "mine"):
+        (tmp_path / place / "inside").mkdir(parents=True)
+        (tmp_path / place / "inside" / "a").touch()
+    assert local_folder("inside", ["a"]).resolve() == tmp_path / "data" / "inside"
+    monkeypatch.setenv("ADAMAS_DATA", str(tmp_path / "mine"))
+    assert local_folder("inside", ["a"]) == tmp_path / "mine" / "inside"
+
+
+def test_a_folder_that_lacks_files_says_which(tmp_path):
+    (tmp_path / "data" / "inside").mkdir(parents=True)
+    (tmp_path / "data" / "inside" / "a").touch()
+    with pytest.raises(RuntimeError, match=r"inside lacks b, c\. Complete it, or move it away"):
+        local_folder("inside", ["a", "b", "c"])
+
+
+def test_a_name_in_the_environment_that_is_no_folder_is_an_error(monkeypatch):
+    monkeypatch.setenv("ADAMAS_DATA", "elsewhere")
+    with pytest.raises(RuntimeError, match=r"ADAMAS_DATA names elsewhere.*unset it"):
+        data.load("mnist")
+
+
+def test_the_users_own_files_are_verified(tmp_path):
+    digests = {"a": hashlib.sha256(b"right").hexdigest()}
+    (tmp_path / "a").write_bytes(b"wrong")
+    with pytest.raises(RuntimeError, match=r"a is damaged.*Delete it"):
+        read_verified(tmp_path, digests)
+    (tmp_path / "a").unlink()
+    packed = gzip.compress(b"right")
+    (tmp_path / "a.gz").write_bytes(packed)
+    assert read_verified(tmp_path, digests) == {"a": b"right"}
+    (tmp_path / "a.gz").write_bytes(packed[:-6])
+    with pytest.raises(RuntimeError, match=r"a\.gz is damaged.*Delete it"):
+        read_verified(tmp_path, digests)
+
+
+def test_a_damaged_own_file_is_not_replaced_in_silence(tmp_path):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in FILES:
+        (raw / name).write_bytes(b"not MNIST")
+    with pytest.raises(RuntimeError, match="train-images-idx3-ubyte is damaged"):
+        data.load("mnist")
+
+
+# --- CIFAR-10 -------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_a_picture_is_an_image(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    images = np.arange(2 * 3 * 32 * 32).astype(np.uint8).reshape(2, 3, 32, 32)
+    rows = images.transpose(0, 2, 3, 1).reshape(2, 1024, 3)
+    image.fromarray(rows).save(tmp_path / "rows.png")
+    assert np.array_equal(cifar10.png_rows(tmp_path / "rows.png"), images)
+    image.fromarray(rows[:, :100]).save(tmp_path / "short.png")
+    with pytest.raises(RuntimeError, match=r"short\.png does not have rows of 1,024 pixels"):
+        cifar10.png_rows(tmp_path / "short.png")
+
+
+@pytest.fixture
+def batches(tmp_path, monkeypatch):
+    """Ten images in a batch in place of 10,000, as torchvision keeps them, with checksums that fit."""
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    labels = list(range(10))
+    contents = {}
+    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        contents[name] = np.full((10, 3072), number, dtype=np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": contents[name], "labels": labels}, protocol=2))
+    train = np.concatenate([contents[f"data_batch_{n}"] for n in range(1, 6)])
+    digests = {
+        "train": cifar10.content_sha256(train, np.array(labels * 5, dtype=np.uint8)),
+        "test": cifar10.content_sha256(contents["test_batch"], np.array(labels, dtype=np.uint8)),
+    }
+    monkeypatch.setattr(cifar10, "_CONTENT", digests)
+    monkeypatch.setattr(cifar10, "_PER_CLASS", {"train": 5, "test": 1})
+    return folder
+
+
+def test_batches_are_read_from_the_folder_of_torchvision(batches):
+    loaded = data.load("cifar10")
+    assert loaded.train.tensors[0].shape == (50, 3, 32, 32)
+    assert loaded.train.tensors[0].dtype == torch.float32
+    assert loaded.test.tensors[1].tolist() == list(range(10))
+    expected = [(5 / 255 - mean) / std for mean, std in zip(cifar10._MEAN, cifar10._STD, strict=True)]
+    torch.testing.assert_close(loaded.test.tensors[0][3, :, 7, 7], torch.tensor(expected))
+
+
+def test_a_changed_batch_is_noticed(batches):
+    changed = {"data": np.full((10, 3072), 99, dtype=np.uint8), "labels": list(range(10))}
+    (batches / "data_batch_3").write_bytes(pickle.dumps(changed))
+    with pytest.raises(RuntimeError, match=r"train images .* are damaged.*Delete the folder"):
+        data.load("cifar10")
+
+
+def test_another_number_of_images_is_noticed(batches, monkeypatch):
+    monkeypatch.setattr(cifar10, "_PER_CLASS", {"train": 6, "test": 1})
+    with pytest.raises(RuntimeError, match="Expected 6 CIFAR-10 images of each"):
+        data.load("cifar10")
+
+
+@pytest.mark.parametrize("content", [{"data": 1, "labels": [1]}, {"labels": [1]}, [1, 2], None])
+def test_a_pickle_of_something_else_is_no_batch(batches, content):
+    (batches / "data_batch_1").write_bytes(pickle.dumps(content))
+    with pytest.raises(RuntimeError, match=r"data_batch_1 is no batch of CIFAR-10\. Delete it"):
+        data.load("cifar10")
+
+
+class Malicious:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_malicious_pickle_does_not_run(tmp_path, batches, protocol, hidden):
+    mark = tmp_path / "ran"
+    for function, arguments in (
+        (os.mkdir, [str(mark)]),
+        (exec, [f"open({str(mark)!r}, 'w')"]),
+        (getattr, [dict, "fromkeys"]),
+    ):
+        evil = Malicious(function, *arguments)
+        content = {"data": np.array([evil], dtype=object), "labels": [0]} if hidden else evil
+        raw = pickle.dumps(content, protocol=protocol)
+        (batches / "data_batch_1").write_bytes(raw)
+        with pytest.raises(RuntimeError, match=r"no pickle of plain arrays: it asks for .*\. Delete it"):
+            data.load("cifar10")
+    assert not mark.exists()
+
+
+def test_a_pickle_that_is_cut_short_is_a_clear_error(tmp_path):
+    (tmp_path / "cut").write_bytes(pickle.dumps(np.arange(100))[:-20])
+    with pytest.raises(RuntimeError, match="cut is no pickle of plain arrays"):
+        read_pickle(tmp_path / "cut")
+
+
+# --- Adult ----------------------------------------------------------------------------------------------
+
+RECORD = "40, Private, 1, Bachelors, 13, Divorced, ?, Wife, Black, Female, 99999, 0, 50, United-States, <=50K"
+
+
+def test_records_become_numbers_and_categories():
+    part = read_records(f"|a remark\n{RECORD}\n{RECORD.replace('<=50K', '>50K.')}\n\n", "file")
+    features, labels = part.tensors
+    assert labels.tolist() == [0, 1]
+    assert features.shape == (2, 104)
+    assert torch.equal(features[0], features[1])
+    assert features[0, :5].tolist() == [0, 1, 1, 0, 1]  # age, education, gain, loss, hours
+    assert features[0, 5:].sum() == 7  # eight columns, of which the occupation is not known
+    assert features[0, 5] == 1  # Private is the first kind of work
+
+
+def test_features_do_not_depend_on_the_other_records():
+    other = RECORD.replace("40,", "90,", 1).replace("Private", "State-gov")
+    alone = read_records(RECORD, "file").tensors[0][0]
+    assert torch.equal(read_records(f"{RECORD}\n{other}", "file").tensors[0][0], alone)
+
+
+def test_a_record_that_does_not_fit_the_schema_is_named():
+    with pytest.raises(RuntimeError, match=r"Record 2 of file has 3 values, not 15"):
+        read_records(f"{RECORD}\n1, 2, 3", "file")
+    with pytest.raises(RuntimeError, match=r"Unknown race 'Green' in record 1 of file"):
+        read_records(RECORD.replace("Black", "Green"), "file")
+    with pytest.raises(RuntimeError, match=r"Unknown income '70K' in record 1 of file"):
+        read_records(RECORD.replace("<=50K", "70K"), "file")
+
+
+# --- graphs ---------------------------------------------------------------------------------------------
+
+
+def csr_of_python_2(dense):
+    """The bytes that Python 2 and an old SciPy pickled a matrix into."""
+    rows, columns = np.nonzero(dense)
+    state = {
+        "_shape": dense.shape,
+        "data": dense[rows, columns],
+        "indices": columns.astype(np.int32),
+        "indptr": np.concatenate([[0], np.cumsum((dense != 0).sum(1))]).astype(np.int32),
+        "maxprint": 50,
+    }
+    start = b"ccopy_reg\n_reconstructor\n(cscipy.sparse.csr\ncsr_matrix\nc__builtin__\nobject\nNtR"
+    return start + pickle.dumps(state, protocol=2)[2:-1] + b"b."
+
+
+def test_a_sparse_matrix_of_python_2_is_read(tmp_path):
+    dense = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], dtype=np.float32)
+    (tmp_path / "matrix").write_bytes(csr_of_python_2(dense))
+    assert np.array_equal(read_pickle(tmp_path / "matrix"), dense)
+
+
+def test_a_planetoid_graph_is_read(tmp_path, monkeypatch):
+    """Nodes 0-1 for training, 2 and 3 for validation; 7, 4, 5 for testing; 6 is a paper without words."""
+    monkeypatch.setattr("adamas.data.planetoid._VALIDATION", 2)
+    one_hot = np.eye(2, dtype=np.int32)
+    contents = {
+        "y": one_hot[[0, 1]],
+        "tx": np.array([[7, 0], [0, 4], [5, 5]], dtype=np.float32),
+        "ty": one_hot[[1, 0, 1]],
+        "allx": np.array([[0, 1], [1, 1], [2, 1], [3, 1]], dtype=np.float32),
+        "ally": one_hot[[0, 1, 1, 0]],
+        "graph": {0: [1, 7, 7], 1: [0], 2: [2], 3: [], 4: [], 5: [3], 6: [], 7: [0]},
+    }
+    for part, content in contents.items():
+        raw = csr_of_python_2(content) if part in ("tx", "allx") else pickle.dumps(content, protocol=2)
+        (tmp_path / f"ind.tiny.{part}").write_bytes(raw)
+    (tmp_path / "ind.tiny.test.index").write_text("7\n4\n5\n")
+    graph = read_planetoid(tmp_path, "tiny")
+    assert graph.features.tolist() == [[0, 1], [1, 1], [2, 1], [3, 1], [0, 4], [5, 5], [0, 0], [7, 0]]
+    assert graph.labels.tolist() == [0, 1, 1, 0, 0, 1, 0, 1]
+    assert graph.train_nodes.tolist() == [0, 1]
+    assert graph.validation_nodes.tolist() == [2, 3]
+    assert graph.test_nodes.tolist() == [4, 5, 7]
+    assert graph.test.tensors[1].tolist() == [0, 1, 1]
+    assert graph.edges.T.tolist() == [[0, 1], [0, 7], [1, 0], [3, 5], [5, 3], [7, 0]]
+    assert (graph.input_shape, graph.classes) == ((2,), 2)
+
+
+def test_cora_has_a_split_of_its_own_with_20_of_each_class():
+    classes = sys.modules["adamas.data.cora"]._CLASSES
+    papers = [(f"{1000 + number}", classes[number % 7]) for number in range(1700)]
+    content = io.StringIO()
+    for number, (paper, label) in enumerate(papers):
+        content.write(f"{paper}\t{number % 2}\t1\t{label}\n")
+    graph = read_cora(content.getvalue(), "1000\t1002\n1002\t1000\n1001\t1699\n")
+    assert graph.features[:2].tolist() == [[0, 1], [1, 1]]
+    assert graph.edges.T.tolist() == [[0, 2], [1, 699], [2, 0], [699, 1]]
+    assert graph.train.tensors[1].bincount().tolist() == [20] * 7
+    parts = [graph.train_nodes, graph.validation_nodes, graph.test_nodes]
+    assert [len(part) for part in parts] == [140, 500, 1000]
+    assert len(torch.cat(parts).unique()) == 1640
