@@ -41,8 +41,8 @@ def on_activations(model: nn.Module, data: Data) -> tuple[nn.Module, Data]:
     """
     if not isinstance(model, Staged):
         return model, data
-    splits = {name: _activations(model.frozen, getattr(data, name)) for name in ("train", "test")}
-    return model.trained, dataclasses.replace(data, **splits)
+    train, test = (_activations(model.frozen, examples) for examples in (data.train, data.test))
+    return model.trained, dataclasses.replace(data, train=train, test=test)
 
 
 def _activations(frozen: nn.Module, examples: TensorDataset) -> TensorDataset:

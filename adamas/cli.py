@@ -223,7 +223,7 @@ def reproduce(
             progress=show,
         )
     _print_rows(head, body)
-    print(f"{place}/README.md, results.jsonl")
+    print(f"written to {place}")
 
 
 @app.command()

@@ -19,7 +19,7 @@ from adamas import _validate
 from adamas._streams import Seed
 from adamas._version import __version__
 from adamas.activations import on_activations
-from adamas.data import Data, load, minilm_files
+from adamas.data import VALIDATION, Data, load, minilm_files
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run import SEED_WARNING, PrivateRun
@@ -51,6 +51,7 @@ class Settings:
     batch_size: int
     delta: float
     rule_options: dict[str, Any] = field(default_factory=dict)
+    data_options: dict[str, Any] = field(default_factory=dict)
     model_options: dict[str, Any] = field(default_factory=dict)
     schedule: str = "constant"
     ema: float | None = None
@@ -109,9 +110,7 @@ def train_and_save(
         )
     if diagnose_every is not None:
         _validate.count(diagnose_every=diagnose_every)
-    data = load(settings.data)
-    whole = initial_model(settings, data)
-    model, data = on_activations(whole, data)
+    whole, model, data = task(settings)
     run = private_run(settings, model, data, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -155,6 +154,24 @@ def _train_and_diagnose(run: PrivateRun, path: Path, every: int, raw: bool) -> N
             if last or step.number % every == 0:
                 line = json.dumps(run.diagnostics(raw=raw, histograms=last), allow_nan=False)
                 file.write(line.encode() + b"\n")
+
+
+def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Module, nn.Module, Data]:
+    """What the settings train, and on what.
+
+    Args:
+        settings: Which model and data.
+        load: Takes the name of a data set and its options, as `adamas.data.load`.
+
+    Returns:
+        The whole model before its first step, the part of it that trains, and the data as this part sees
+        them: activations, where a frozen part comes first.
+    """
+    name = settings.data.removesuffix(VALIDATION)
+    data = load(name, **settings.data_options)
+    whole = initial_model(settings, data)
+    model, data = on_activations(whole, data)
+    return whole, model, data if name == settings.data else data.with_validation()
 
 
 def initial_model(settings: Settings, data: Data) -> nn.Module:

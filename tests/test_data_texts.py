@@ -77,6 +77,25 @@ def test_texts_become_ids_between_marks_with_padding(vocabulary):
     assert ids[2].tolist() == [2, 3] + [0] * 126
 
 
+def test_of_long_texts_the_start_or_both_ends_are_kept(vocabulary):
+    text = "good good good other bad bad"
+    assert tokens.token_ids([text], "here", 5).tolist() == [[2, 4, 4, 4, 3]]
+    assert tokens.token_ids([text], "here", 6, "ends").tolist() == [[2, 4, 4, 5, 5, 3]]
+    assert tokens.token_ids([text], "here", 5, "ends").tolist() == [[2, 4, 5, 5, 3]]
+    assert tokens.token_ids([text], "here", 9, "ends").tolist() == [[2, 4, 4, 4, 1, 5, 5, 3, 0]]
+
+
+@pytest.mark.parametrize(("options", "name"), [((3,), "length"), ((0,), "length"), ((9, "middle"), "keep")])
+def test_bad_lengths_are_refused_by_name(vocabulary, options, name):
+    with pytest.raises(ValueError, match=name):
+        tokens.token_ids(["good"], "here", *options)
+
+
+def test_data_sets_without_an_option_refuse_it_by_name():
+    with pytest.raises(TypeError, match=r"'digits' has.*length"):
+        data.load("digits", length=64)
+
+
 def test_ids_are_made_once(vocabulary):
     first = tokens.token_ids(["good", "bad"], "here")
     assert torch.equal(tokens.token_ids(["good", "bad"], "here"), first)

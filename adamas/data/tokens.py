@@ -10,47 +10,62 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from adamas import _validate
 from adamas.data.cache import cache_folder, write_whole
 from adamas.data.extras import optional
 from adamas.data.minilm import TOKENIZER_SHA256, minilm_files
 
-LENGTH = 128
-"""Tokens of a text; longer texts are cut, shorter ones padded with 0."""
+KEEPS = ("start", "ends")
+"""What is kept of a text that is too long."""
 
 
-def token_ids(texts: Sequence[str], source: str) -> Tensor:
-    """Ids (N, 128) as int64: `[CLS]`, the text in WordPiece, `[SEP]`, and 0 up to the end.
+def token_ids(texts: Sequence[str], source: str, length: int = 128, keep: str = "start") -> Tensor:
+    """Ids (N, length) as int64: `[CLS]`, the text in WordPiece, `[SEP]`, and 0 up to the end.
 
     Args:
         texts: The texts.
         source: Says which texts these are, by the checksum of their file and how they were chosen. The ids
             are kept in the cache under this, the vocabulary and the length.
+        length: Tokens of a text; shorter ones are padded with 0.
+        keep: What is kept of a longer text: its start, or as much of both ends (Sun et al., 2019).
     """
-    key = hashlib.sha256(f"{source} {TOKENIZER_SHA256} {LENGTH}".encode()).hexdigest()
+    _validate.one_of(KEEPS, keep=keep)
+    _validate.count(length=length)
+    if length < 4:
+        raise ValueError(f"Expected length={length!r} of at least 4 tokens.")
+    key = hashlib.sha256(f"{source} {TOKENIZER_SHA256} {length} {keep}".encode()).hexdigest()
     file = cache_folder() / f"tokens-{key[:32]}.safetensors"
-    ids = _read(file, len(texts))
+    ids = _read(file, (len(texts), length))
     if ids is None:
-        ids = _tokenize(texts)
+        ids = _tokenize(texts, length, keep)
         content = {"ids": ids}
         write_whole(file, lambda path: save_file(content, path, metadata={"sha256": _digest(content["ids"])}))
     return ids.long()
 
 
-def _tokenize(texts: Sequence[str]) -> Tensor:
+def _tokenize(texts: Sequence[str], length: int, keep: str) -> Tensor:
     tokenizer = optional("tokenizers", "tokenizers").Tokenizer.from_file(
         str(minilm_files() / "tokenizer.json")
     )
-    tokenizer.enable_truncation(LENGTH)
-    tokenizer.enable_padding(length=LENGTH, pad_id=0)
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-    return torch.from_numpy(np.array(ids, dtype=np.int32))
+    tokenizer.no_padding()
+    if keep == "start":
+        tokenizer.enable_truncation(length)
+    else:
+        tokenizer.no_truncation()
+    result = np.zeros((len(texts), length), dtype=np.int32)
+    for row, encoding in zip(result, tokenizer.encode_batch(list(texts)), strict=True):
+        ids = encoding.ids
+        if len(ids) > length:
+            ids = [*ids[: length // 2], *ids[length // 2 - length :]]
+        row[: len(ids)] = ids
+    return torch.from_numpy(result)
 
 
 def _digest(ids: Tensor) -> str:
     return hashlib.sha256(ids.numpy().data).hexdigest()
 
 
-def _read(file: Path, count: int) -> Tensor | None:
+def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
     """The ids in a file; None if there is none or it is damaged, for they can be made again."""
     try:
         with safe_open(file, framework="pt") as stored:
@@ -58,4 +73,4 @@ def _read(file: Path, count: int) -> Tensor | None:
             intact = (stored.metadata() or {}).get("sha256") == _digest(ids)
     except (OSError, SafetensorError):
         return None
-    return ids if intact and ids.shape == (count, LENGTH) else None
+    return ids if intact and ids.shape == shape else None

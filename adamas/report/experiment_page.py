@@ -45,11 +45,12 @@ def index(outcomes: Sequence[Outcome], level: int) -> str:
 
 
 def experiment_warnings(outcome: Outcome) -> Iterator[str]:
-    """A warning for each row with a run that is not private."""
-    for row in outcome.not_private():
+    """A warning that names the rows with a run that is not private, if there are any."""
+    rows = outcome.not_private()
+    if rows:
         yield warning(
-            f"{outcome.table.name}, {outcome.row_title(row)}",
-            "Some of its runs released values without noise: their ε is infinite.",
+            f"{outcome.table.name}, {', '.join(map(outcome.row_title, rows))}",
+            "Runs released values without noise: their ε is infinite.",
         )
 
 
@@ -184,6 +185,10 @@ def _one_line(values: Mapping[str, Any]) -> str:
     return ", ".join(texts)
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
+
+
 def _provenance(outcome: Outcome) -> dict[str, str]:
     lines = outcome.lines
     seeds = sorted({line["seed"] for line in lines})
@@ -192,7 +197,7 @@ def _provenance(outcome: Outcome) -> dict[str, str]:
     return {
         "runs": f"{len(lines)} of {outcome.total}",
         "seeds": ", ".join(map(str, seeds)),
-        "time": f"{seconds / 3600:.1f} hours of one core in all, {each} s a run",
+        "time": f"{_duration(seconds)} of one core in all, {each} s a run",
         "machine": "; ".join(sorted({line["machine"] for line in lines})),
         "version": "adamas " + ", ".join(sorted({line["version"] for line in lines})),
         "engine": ", ".join(sorted({str(line.get("engine", "–")) for line in lines})),

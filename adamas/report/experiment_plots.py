@@ -103,7 +103,7 @@ def _one_column(outcome: Outcome, column: str) -> str:
         for name, row in outcome.table.rows.items()
         if (name, column) in outcome.summaries or column in row.published
     ]
-    figure, ax = axes(_LARGE[0], 1.0 + 0.27 * len(rows))
+    figure, ax = axes(_LARGE[0], max(1.0 + 0.27 * len(rows), 1.6))
     titles, spoken, with_published = {}, [], False
     for y, name in enumerate(rows):
         i, summary = outcome.places[name], outcome.summaries.get((name, column))
@@ -216,7 +216,7 @@ def state_figure(outcome: Outcome) -> str:
     known = {row: size for row, size in sizes.items() if size is not None}
     if not known:
         return ""
-    figure, ax = axes(_LARGE[0], 0.9 + 0.27 * len(known))
+    figure, ax = axes(_LARGE[0], max(1.0 + 0.27 * len(known), 1.6))
     for y, (row, size) in enumerate(known.items()):
         ax.barh(y, size, height=0.62, color=colour(outcome.places[row]))
         ax.annotate(

@@ -39,7 +39,9 @@ def numbers_table(outcome: Outcome) -> str:
     digits = _digits(outcome)
     best = {
         column: (
-            max((s.mean for (_, c), s in outcome.summaries.items() if c == column), default=None),
+            max(
+                (s.mean for (_, c), s in outcome.summaries.items() if c == column and s.private), default=None
+            ),
             max((r.published[column][0] for r in table.rows.values() if column in r.published), default=None),
         )
         for column in table.columns

@@ -93,6 +93,8 @@ def words_on(axis: Any, places: Sequence[float], texts: Sequence[str], longest: 
     cut = [text if len(text) <= longest else text[: longest - 1].rstrip() + "…" for text in texts]
     axis.set_ticks(places, labels=cut, parse_math=False)
     axis.set_ticks([], minor=True)
+    if axis.axis_name == "y":
+        axis.figure.get_layout_engine().set(rect=(0.08, 0, 0.92, 1))  # words are larger on a phone
 
 
 _PLOTS = itertools.count()

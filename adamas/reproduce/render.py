@@ -64,6 +64,7 @@ def markdown(results: Results) -> str:
         parts.append(_numbers(results))
     else:
         parts.append("No run is finished yet.")
+    parts += _moments(results)
     notes = [f"{row.title}: {row.note}" for row in table.rows.values() if row.note]
     parts += ["\n".join(f"- {note}" for note in group) for group in (notes, table.notes) if group]
     if table.findings:
@@ -133,6 +134,39 @@ def _numbers(results: Results) -> str:
         texts = [f"**{row[0]}**"] if len(row) == 1 else row
         lines.append(texts + [""] * (len(head) - len(texts)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_MOMENTS = {
+    "m": "m̂ without noise",
+    "private m": "m̂",
+    "v": "v̂ without noise",
+    "private v": "v̂",
+    "corrected v": "v̂ as used",
+    "update": "Δ without noise",
+    "uncorrected update": "Δ by v̂",
+    "private update": "Δ as made",
+}
+
+
+def _moments(results: Results) -> list[str]:
+    """For each row that kept them, statistics of its moments after the last step of the first seed."""
+    parts = []
+    for cell in results.table.cells():
+        lines = [line for line in results.find(cell) if line.get("moments", {}).get("raw")]
+        if not lines:
+            continue
+        seen = lines[0]["moments"]["raw"]["statistics"]
+        names = ("min", "q1", "median", "q3", "max", "mean")
+        rows = [["", *names], ["---"] * (len(names) + 1)]
+        rows += [
+            [title, *(f"{seen[key][name]:.3g}" for name in names)]
+            for key, title in _MOMENTS.items()
+            if seen.get(key)
+        ]
+        title = f"{results.table.rows[cell.row].title}, {results.table.columns[cell.column].title}"
+        parts.append(f"**{title}: moments after {lines[0]['steps']} steps, over all coordinates**")
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return parts
 
 
 def _spent(results: Results, column: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Makes the runs of a table that are missing, several at a time, and keeps each as soon as it is finished."""
 
 import functools
+import json
 import multiprocessing
 import os
 import platform
@@ -16,10 +17,9 @@ import torch
 
 from adamas import _validate
 from adamas._version import __version__
-from adamas.activations import on_activations
 from adamas.data import Data, load
 from adamas.diagnostics import diagnose
-from adamas.experiment import Settings, accuracy, initial_model, private_run
+from adamas.experiment import Settings, accuracy, private_run, task
 from adamas.reproduce.results import Line, Results, plain_settings
 from adamas.reproduce.table import Cell
 
@@ -143,13 +143,14 @@ def _start_worker(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-_data = functools.lru_cache(maxsize=1)(load)
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, options: str) -> Data:
+    return load(name, **json.loads(options))
 
 
 def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line:
     """Trains as the settings say and returns what is worth keeping, without a word about training data."""
-    data = _data(settings.data)
-    model, data = on_activations(initial_model(settings, data), data)
+    _, model, data = task(settings, lambda name, **options: _loaded(name, json.dumps(options)))
     run = private_run(settings, model, data, progress=False)
     every = max(run.steps // evaluations, 1)
     curve = []

@@ -16,7 +16,7 @@ from adamas.experiment import Settings
 
 # One of each pair is given; a change of one takes the place of the other.
 _EITHER = [("epochs", "steps"), ("epsilon", "noise_multiplier")]
-_NESTED = ("rule_options", "model_options")
+_NESTED = ("data_options", "model_options", "rule_options")
 _FORMS = ("published", "corrected", "ours")
 PRIVACY_NUMBERS = "privacy/published"
 """The one table that needs no run: `adamas.reproduce.privacy`."""
