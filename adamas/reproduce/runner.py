@@ -152,11 +152,11 @@ def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line
     """Trains as the settings say and returns what is worth keeping, without a word about training data."""
     _, model, data = task(settings, lambda name, **options: _loaded(name, json.dumps(options)))
     run = private_run(settings, model, data, progress=False)
-    every = max(run.steps // evaluations, 1)
+    marks = {round(run.steps * mark / evaluations) for mark in range(1, evaluations)}
     curve = []
     start = time.perf_counter()
     for step in run:
-        if step.number % every == 0 and step.number != step.total:
+        if step.number in marks and step.number != step.total:
             curve.append([step.number, _accuracy(run, data)])
     curve.append([run.steps_done, _accuracy(run, data)])
     seconds = time.perf_counter() - start
