@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Display
 from rich.table import Table
 
 import adamas
 from adamas import calibrate
+from adamas._words import rounded_up
 from adamas.data import DATASETS
 from adamas.engines import ENGINES
 from adamas.ledger import ACCOUNTANTS
@@ -38,7 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-DataName = Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}.")]
+DataName = Annotated[
+    str, typer.Option(help=f"One of: {', '.join(DATASETS)}; NAME/validation holds training examples out.")
+]
 ModelName = Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")]
 RuleName = Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")]
 EngineName = Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")]
@@ -172,7 +176,7 @@ def train(
     console = Console(highlight=False)
     if not result["private"]:
         console.print(f"[bold red]NOT PRIVATE[/]     {result['privacy']}", soft_wrap=True)
-    console.print(f"epsilon         {_number(result['epsilon'])}  (delta {delta:g}, {accountant})")
+    console.print(f"epsilon         {_bound(result['epsilon'])}  (delta {delta:g}, {accountant})")
     console.print(f"test accuracy   {result['test_accuracy']:.2%}")
     console.print(f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}")
     console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
@@ -259,8 +263,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show which function uses each parameter, how its norms are taken, its share of time and memory."""
-    from adamas.data import load
-    from adamas.experiment import Settings, initial_model, private_run
+    from adamas.experiment import Settings, private_run, task
 
     settings = Settings(
         data=data,
@@ -273,8 +276,8 @@ def explain(
         steps=1,
         engine=engine,
     )
-    examples = load(data)
-    explanation = private_run(settings, initial_model(settings, examples), examples).explain()
+    _, trained, examples = task(settings)
+    explanation = private_run(settings, trained, examples).explain()
     if as_json:
         _print_json(asdict(explanation))
     else:
@@ -355,9 +358,9 @@ def _listed(text: str | None) -> list[str] | None:
 
 def _print_rows(head: list[str], rows: list[list[str]]) -> None:
     """A table on a terminal; a row of one text is a heading."""
-    table = Table(*head, box=None, pad_edge=False)
+    table = Table(*map(escape, head), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*([f"[bold]{row[0]}[/]"] if len(row) == 1 else row))
+        table.add_row(*map(escape, row), style="bold" if len(row) == 1 else None)
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
@@ -438,7 +441,12 @@ def _answer(as_json: bool, accountant: str, settings: dict[str, Any], **answer: 
         _print_json(answer | settings | {"accountant": accountant})
         return
     for name, value in answer.items():
-        print(f"{name.replace('_', ' ')} {_number(value)}")
+        # A noise multiplier has four decimals already; the others are bounds or whole.
+        print(f"{name.replace('_', ' ')} {_bound(value) if name == 'epsilon' else _number(value)}")
+
+
+def _bound(value: float | str) -> str:
+    return rounded_up(value, 4) if isinstance(value, float) else value
 
 
 def _number(value: float | str) -> str:

@@ -195,7 +195,9 @@ class RawMoments:
             cosine of the angle between m_hat with and without noise; and `update_cosine`, that between the
             rule's update and the one that Adam would make without noise. With `histograms`, those of
             m_hat, v_hat and update without noise, and "statistics": minimum, quartiles, maximum and mean of
-            moments and updates without noise, with it, and corrected, as in the DP-AdamBC paper's Table 2.
+            moments and updates without noise, with it, and corrected. The DP-AdamBC paper's Table 2 has
+            them as "m", "private m", "v", "private v", "corrected v", "private m over v" (its clean update
+            takes the private m), "uncorrected update" and "private update".
         """
         layers, seen = {}, []
         for name, p, group in _parameters(self._rule, names):
@@ -226,6 +228,7 @@ class RawMoments:
             result["private v"] = torch.as_tensor(moments.v_hat).expand_as(moments.m_hat)
             result["corrected v"] = moments.denominator.square().expand_as(moments.m_hat)
             result["private update"] = moments.m_hat / moments.denominator
+            result["private m over v"] = moments.m_hat / v_hat.sqrt()
             result["uncorrected update"] = moments.m_hat / result["private v"].sqrt()
         return {name: _flat(value) for name, value in result.items()}
 
@@ -237,20 +240,22 @@ _MOMENT_NAMES = (
     "private v",
     "corrected v",
     "update",
+    "private m over v",
     "uncorrected update",
     "private update",
 )
 
 
 def _statistics(parts: list[np.ndarray]) -> dict[str, float]:
-    """Minimum, quartiles, maximum and mean of all values."""
-    values = np.concatenate(parts or [np.empty(0)]).astype(np.float64)
-    values = values[np.isfinite(values)]
+    """Minimum, quartiles, maximum and mean of all finite values, and how many are not."""
+    everything = np.concatenate(parts or [np.empty(0)]).astype(np.float64)
+    values = everything[np.isfinite(everything)]
     if not len(values):
         return {}
     names = ("min", "q1", "median", "q3", "max")
     quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
-    return dict(zip(names, quantiles, strict=True)) | {"mean": float(values.mean())}
+    rest = {"mean": float(values.mean()), "not_finite": len(everything) - len(values)}
+    return dict(zip(names, quantiles, strict=True)) | rest
 
 
 def histogram(parts: Iterable[np.ndarray], bins: int, *, magnitude: bool = False) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One training run from settings to files: what `adamas train` and `adamas explain` do."""
 
+import inspect
 import json
 import math
 import time
@@ -19,7 +20,7 @@ from adamas import _validate
 from adamas._streams import Seed
 from adamas._version import __version__
 from adamas.activations import on_activations
-from adamas.data import VALIDATION, Data, load, minilm_files
+from adamas.data import DATASETS, VALIDATION, Data, load, minilm_files
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run import SEED_WARNING, PrivateRun
@@ -37,6 +38,8 @@ SCHEDULES: dict[str, Callable[[float], float] | None] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
 }
 """Learning-rate schedules by name: the factor of the rate after a share of the steps."""
+
+_POSITIONAL = ("params", "input_shape", "classes")  # what the caller gives, not the user
 
 _LINES = 50  # enough for a curve
 
@@ -70,8 +73,18 @@ class Settings:
     raw: bool = False
 
     def __post_init__(self) -> None:
+        _validate.one_of(DATASETS, data=self.data.removesuffix(VALIDATION))
         _validate.one_of(MODELS, model=self.model)
         _validate.one_of(RULES, rule=self.rule)
+        for factory, name in (
+            (DATASETS[self.data.removesuffix(VALIDATION)], "data_options"),
+            (MODELS[self.model], "model_options"),
+            (RULES[self.rule], "rule_options"),
+        ):
+            known = [p for p in inspect.signature(factory).parameters if p not in _POSITIONAL]
+            for option in getattr(self, name):
+                if option not in known:
+                    raise ValueError(f"Expected {name} among {known}, got {option!r}.")
         _validate.one_of(SCHEDULES, schedule=self.schedule)
 
 
@@ -122,6 +135,8 @@ def train_and_save(
         for _ in run:
             pass
     seconds = time.perf_counter() - start
+    if run.ema_model is not None:  # the averaged weights are the result: they are evaluated and saved
+        run.model.load_state_dict(run.ema_model.module.state_dict())
     epsilon = run.epsilon()
     result: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else "inf",
@@ -130,7 +145,7 @@ def train_and_save(
         "noise_multiplier": run.noise_multiplier,
         "sampling_rate": run.loader.sampler.rate,
         "steps": run.steps_done,
-        "test_accuracy": accuracy(run.ema_model or run.model, data.test),
+        "test_accuracy": accuracy(run.model, data.test),
         "seconds": round(seconds, 2),
         "engine": run.engine,
         "privacy": run.privacy_statement(),
@@ -177,8 +192,8 @@ def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Modul
 def initial_model(settings: Settings, data: Data) -> nn.Module:
     """The model that the settings describe, before its first step."""
     options = dict(settings.model_options)
-    if settings.model in PUBLISHED_WEIGHTS:
-        options.setdefault("weights", PUBLISHED_WEIGHTS[settings.model]())
+    if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
+        options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
     with torch.random.fork_rng():
         if settings.seed is not None:
             # The initial weights, which are public.
@@ -191,9 +206,8 @@ def private_run(
 ) -> PrivateRun:
     """The run that the settings describe, of a model on the training examples of a data set."""
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
-    steps = settings.steps or (settings.epochs or 1) * math.ceil(len(data.train) / settings.batch_size)
     shape = SCHEDULES[settings.schedule]
-    return make_private(
+    run = make_private(
         model,
         rule,
         data.train,
@@ -210,19 +224,26 @@ def private_run(
         micro_batch_size=settings.micro_batch_size,
         sampling=settings.sampling,
         max_batch_size=settings.max_batch_size,
-        scheduler=shape and LambdaLR(rule, lambda step: shape(step / steps)),
         ema=settings.ema,
         accountant=settings.accountant,
         progress=progress,
         allow_large_delta=settings.allow_large_delta,
         raw=settings.raw,
     )
+    if shape is not None:
+        run.scheduler = LambdaLR(rule, lambda step: shape(step / run.steps))
+    return run
 
 
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """One loss per example of a classifier."""
     *inputs, labels = batch
-    return F.cross_entropy(model(*inputs), labels, reduction="none")
+    return F.cross_entropy(model(*_in_full(inputs)), labels, reduction="none")
+
+
+def _in_full(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Activations are kept in half precision."""
+    return [x.float() if x.dtype == torch.half else x for x in inputs]
 
 
 @torch.no_grad()
@@ -233,7 +254,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
     right = 0
     for start in range(0, len(test), 1000):
         *inputs, labels = test[start : start + 1000]
-        right += int((model(*inputs).argmax(1) == labels).sum())
+        right += int((model(*_in_full(inputs)).argmax(1) == labels).sum())
     model.train(was_training)
     return right / len(test)
 

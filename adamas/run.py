@@ -16,6 +16,7 @@ from adamas import diagnostics
 from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
 from adamas._streams import Seed
+from adamas._words import bound
 from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
@@ -262,9 +263,10 @@ class PrivateRun:
         if not self.private:
             return NOT_PRIVATE + (RAW_REASON if self.raw else "its noise multiplier is 0.")
         words = (
-            f"The {self.steps_done} steps so far are ({self.epsilon():.4g}, {self.delta:g})-differentially "
-            f"private under {_RELATIONS[self.ledger.relation]}, with {type(sampler).__name__} sampling of "
-            f"{sampler.batch_size} of {sampler.dataset_size} records on average, noise multiplier "
+            f"The {self.steps_done} steps so far are ({bound(self.epsilon())}, {self.delta:g})-"
+            f"differentially private under {_RELATIONS[self.ledger.relation]}, with "
+            f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} records on "
+            "average, noise multiplier "
             f"{self.noise_multiplier:g} and accountant {self.accountant}."
         )
         if self.noise.seed.given is not None:

@@ -1,5 +1,6 @@
 """What a frozen stage makes of the examples is computed once, and is what it would be at each step."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from adamas import experiment
 from adamas.activations import on_activations
 from adamas.data import Data
 from adamas.models import BertSizes, Staged, linear, minilm
@@ -71,7 +73,7 @@ def test_they_are_computed_once(calls, cache):
     files = {path: path.stat().st_mtime_ns for path in cache.glob("*.safetensors")}
     assert len(files) == 2
     on_activations(*task())
-    assert len(calls) == batches
+    assert len(calls) == batches + 2  # three examples of each, to see that the code is the same
     assert {path: path.stat().st_mtime_ns for path in cache.glob("*.safetensors")} == files
 
 
@@ -80,8 +82,78 @@ def test_other_weights_or_examples_have_their_own(calls, cache, other):
     on_activations(*task())
     batches = len(calls)
     on_activations(*task(**other))
-    assert len(calls) > batches
-    assert len(list(cache.glob("*.safetensors"))) >= 3
+    assert len(calls) == 2 * batches
+    assert len(list(cache.glob("*.safetensors"))) == 4
+
+
+class Power(nn.Module):
+    """A stage without weights, whose option is a plain attribute."""
+
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+    def forward(self, x):
+        return (x.float() ** self.power,)
+
+
+def test_another_option_of_a_module_has_its_own():
+    _, data = task()
+    (ids, _) = data.test.tensors
+    for power in (1, 2):
+        _, kept = on_activations(Staged(Power(power), nn.Linear(9, 3)), data)
+        assert torch.equal(kept.test.tensors[0], (ids.float() ** power).half())
+
+
+def test_heads_of_attention_are_an_option_too():
+    _, data = task()
+    first = []
+    for heads in (4, 2):
+        torch.manual_seed(0)
+        model = minilm(None, 3, sizes=dataclasses.replace(SIZES, heads=heads))
+        with torch.no_grad():  # so that attention matters
+            for p in model.frozen.parameters():
+                p *= 10
+        _, kept = on_activations(model, data)
+        first.append(kept.test.tensors[0])
+        torch.testing.assert_close(
+            first[-1].float(), model.frozen(data.test.tensors[0])[0], atol=0.01, rtol=0.01
+        )
+    assert not torch.allclose(*first, atol=0.05)
+
+
+def test_changed_code_is_noticed(monkeypatch):
+    _, data = task()
+    on_activations(Staged(Power(1), nn.Linear(9, 3)), data)
+    monkeypatch.setattr(Power, "forward", lambda self, x: (x.float() + 1,))
+    _, kept = on_activations(Staged(Power(1), nn.Linear(9, 3)), data)
+    assert torch.equal(kept.train.tensors[0], (data.train.tensors[0].float() + 1).half())
+
+
+class Many(nn.Module):
+    def forward(self, x):
+        return tuple(x.float() * i for i in range(12))
+
+
+def test_many_outputs_stay_in_order():
+    _, data = task()
+    _, kept = on_activations(Staged(Many(), nn.Linear(9, 3)), data)
+    *outputs, _ = kept.test.tensors
+    assert len(outputs) == 12
+    assert all(torch.equal(values, data.test.tensors[0].half() * i) for i, values in enumerate(outputs))
+
+
+def test_what_half_precision_cannot_hold_is_refused():
+    model = Staged(Power(5), nn.Linear(9, 3))
+    with pytest.raises(ValueError, match=r"below 65504.*Scale them"):
+        on_activations(model, task()[1])
+
+
+def test_any_trained_part_takes_what_is_kept():
+    _, data = task()
+    model, kept = on_activations(Staged(Power(1), nn.Linear(9, 3)), data)
+    assert experiment.cross_entropy(model, kept.train[:5]).shape == (5,)
+    assert 0 <= experiment.accuracy(model, kept.test) <= 1
 
 
 def test_a_damaged_file_is_named_with_the_remedy(cache):
@@ -121,4 +193,3 @@ def test_the_frozen_stage_is_public_and_stays_as_it_is():
     on_activations(model, data)
     assert all(torch.equal(value, before[name]) for name, value in model.frozen.state_dict().items())
     assert not any(p.requires_grad for p in model.frozen.parameters())
-    assert isinstance(model.trained, nn.Module)

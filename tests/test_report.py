@@ -20,7 +20,7 @@ from adamas import experiment
 from adamas.cli import main
 from adamas.report import write_report
 from adamas.reproduce import Cell, load_table
-from adamas.reproduce.results import plain_settings
+from adamas.reproduce.results import plain_settings, resolved_options
 
 QUICK = ["--model", "linear", "--batch-size", "64", "--noise-multiplier", "1.5", "--seed", "1"]
 VOID = {"meta", "br", "path", "use", "rect"}
@@ -425,18 +425,19 @@ CELLS = [(row, column) for row in MEANS for column in SPENT]
 
 def finished(table, row, column, seed, **changes):
     """A line of results.jsonl, as `adamas reproduce` writes it."""
-    settings = plain_settings(table.cell_settings(Cell(row, column), seed))
+    chosen = table.cell_settings(Cell(row, column), seed)
     accuracy = MEANS.get(row, 0.5) - 0.01 * list(table.columns).index(column) + 0.002 * seed
     epsilon = SPENT.get(column, 2.0)
     return {
         "row": row,
         "column": column,
         "seed": seed,
-        "settings": {name: value for name, value in settings.items() if name != "seed"},
+        "settings": plain_settings(chosen),
+        "options": resolved_options(chosen),
         "private": True,
         "epsilon": {"pld": epsilon, "rdp": 1.2 * epsilon},
         "delta": 1e-5,
-        "noise_multiplier": settings["noise_multiplier"],
+        "noise_multiplier": chosen.noise_multiplier,
         "sampling_rate": 64 / 1438,
         "steps": 10,
         "test_accuracy": accuracy,
@@ -567,7 +568,7 @@ def test_without_arguments_the_tables_here_are_reported(capsys, monkeypatch, tmp
     shutil.rmtree(tmp_path / "experiments")
     code, _, error = call(capsys, "report")
     assert code == 2
-    assert "no ./experiments here" in error
+    assert "no results in ./experiments" in error
 
 
 def test_results_elsewhere_find_their_table_by_name(capsys, monkeypatch, tmp_path):
@@ -589,8 +590,9 @@ def test_everything_in_a_table_is_escaped(tmp_path):
     text += f"""
 measures = ["state"]
 [settings]
-data = {json.dumps(EVIL)}
+data = "digits"
 model = "linear"
+accountant = {json.dumps(EVIL)}
 batch_size = 64
 delta = 1e-5
 steps = 10
@@ -600,7 +602,7 @@ settings = {{ noise_multiplier = 1.0 }}
 [rows."<i>"]
 title = {json.dumps(EVIL)}
 note = {json.dumps(EVIL)}
-settings = {{ rule = "sgd", rule_options = {{ "<u>" = {json.dumps(EVIL)} }} }}
+settings = {{ rule = "sgd", rule_options = {{ lr = {json.dumps(EVIL)} }} }}
 published = [[90.0, 0.1]]
 """
     folder = write_table(
@@ -610,7 +612,7 @@ published = [[90.0, 0.1]]
     page = read_page(tmp_path / "page.html", sortable=True)
     assert not {"b>", "i", "u"} & set(page.tags)
     assert page.text.count(EVIL) > 12
-    assert "<u> = " in page.text
+    assert f"lr = {EVIL}" in page.text
 
 
 def test_a_table_that_is_not_finished_says_how_far_it_is(tmp_path):
@@ -707,12 +709,42 @@ def test_moments_in_the_results_are_drawn(runs, tmp_path):
     assert len([words for words in said if words.startswith("DP-AdamBC: histogram of the |update|")]) == 2
 
 
+def test_epsilon_is_never_rounded_below_itself(tmp_path):
+    folder = write_table(tmp_path, epsilon={"pld": 0.78401, "rdp": None})
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "ε = 0.79 and δ = 1e-5" in page.text
+    assert "0.78 " not in page.text
+    assert "By RDP" not in page.text  # it has no bound
+
+
+def test_each_delta_has_its_own_guarantee(tmp_path):
+    text = TABLE.replace("{ noise_multiplier = 4.0 }", "{ noise_multiplier = 4.0, delta = 1e-4 }")
+    folder = write_table(tmp_path, text=text)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["delta"] = 1e-4 if line["column"] == "c" else 1e-5
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([folder], tmp_path / "page.html")
+    text = read_page(tmp_path / "page.html", sortable=True).text
+    assert "ε = 1.50 to 3.00 and δ = 1e-5" in text
+    assert "ε = 0.70 and δ = 0.0001" in text
+
+
+def test_accuracy_on_held_out_examples_is_called_validation_accuracy(tmp_path):
+    folder = write_table(tmp_path, text=TABLE.replace('"digits"', '"digits/validation"'))
+    write_report([folder], tmp_path / "page.html")
+    page = read_page(tmp_path / "page.html", sortable=True)
+    assert "Validation accuracy in percent" in page.text
+    assert not [words for words in page.figures() if "test accuracy" in words]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"settings": {"data": "other"}}, "is from another version of paper/table"),
         ({"column": "z"}, "is from another version of paper/table"),
-        ({"test_accuracy": None}, "seed 0 has test_accuracy=None. Remove the line"),
+        ({"test_accuracy": None}, "line 1, is not a result"),
     ],
 )
 def test_results_that_do_not_belong_to_the_table_are_refused(capsys, tmp_path, change, message):

@@ -1,5 +1,6 @@
 """Tables of papers: reading them, making their runs, keeping the results whatever happens."""
 
+import concurrent.futures
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from adamas import cli, rules
 from adamas.reproduce import Results, load_table, reproduce, results, runner
-from adamas.reproduce.commands import make_table
+from adamas.reproduce.commands import experiments_folder, make_table, overview
 from adamas.reproduce.render import markdown, summarize
 from adamas.reproduce.table import Cell, find_tables, merged
 
@@ -91,6 +92,10 @@ def test_a_change_takes_the_place_of_what_excludes_it():
     assert kept["rule_options"] == {"lr": 3, "eps": 2}
     other = merged({"rule": "adam", "rule_options": {"eps": 2}}, {"rule": "sgd", "rule_options": {"lr": 3}})
     assert other["rule_options"] == {"lr": 3}
+    both = merged({"rule_options": {"lr": 3}}, {"rule": "sgd", "rule_options": {"momentum": 0.9}})
+    assert both["rule_options"] == {"lr": 3, "momentum": 0.9}
+    model = merged({"model": "mlp", "model_options": {"hidden": 3}}, {"model": "linear"})
+    assert "model_options" not in model
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,10 @@ def test_a_change_takes_the_place_of_what_excludes_it():
         ("[[80.5, 0.1], []]", "[[80.5, 0.1]]", "Expected 2 published values"),
         ('form = "corrected"', 'form = "wrong"', "form='wrong'"),
         ('rule = "adam"', 'rule = "eve"', "Row 'adam', column 'low'.*rule='eve'"),
-        ("batch_size = 64", "bath_size = 64", "bath_size"),
+        ("batch_size = 64", "bath_size = 64", "settings of the table.*'bath_size'"),
+        ("{ noise_multiplier = 2.0 }", "{ noise = 2.0 }", "settings of column 'high'.*'noise'"),
+        ("{ lr = 0.5 }", "{ rate = 0.5 }", "rule_options among.*'rate'"),
+        ('data = "digits"', 'data = "letters"', "data='letters'"),
         ("columns.high = {", "columns.middle = {", "column='middle'"),
         ("[settings]", "[settings", "TOML"),
     ],
@@ -173,15 +181,45 @@ def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(
     assert len({line["test_accuracy"] for line in one.lines}) > 4
 
 
-def test_a_failing_run_is_named_and_the_others_are_kept(tmp_path):
-    text = TABLE.replace("rule_options = { lr = 0.01 }", "rule_options = { lr = -1 }")
-    table = load_table(write(tmp_path, text))
-    with (
-        Results(tmp_path / "results.jsonl", table) as kept,
-        pytest.raises(RuntimeError, match=r"row 'adam', column 'low', seed 0 failed: .*lr=-1"),
-    ):
-        reproduce(kept)
-    assert [line["row"] for line in Results(tmp_path / "results.jsonl", table).lines] == ["sgd"]
+BAD = TABLE.replace("rule_options = { lr = 0.01 }", "rule_options = { lr = -1 }").replace(
+    "seeds = 2", "seeds = 1"
+)
+
+
+def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path):
+    table = load_table(write(tmp_path, BAD))
+    failed = r"row 'adam', column 'low', seed 0 failed: .*lr=-1.*finished and kept"
+    with Results(tmp_path / "results.jsonl", table) as kept, pytest.raises(RuntimeError, match=failed):
+        reproduce(kept, jobs=2)
+    lines = Results(tmp_path / "results.jsonl", table).lines
+    names = sorted((line["row"], line["column"]) for line in lines)
+    assert names == [("adam", "high"), ("sgd", "high"), ("sgd", "low")]
+
+
+def test_a_run_that_is_finished_beside_a_failing_one_is_kept(tmp_path, monkeypatch):
+    """Both end before the parent looks."""
+    monkeypatch.setattr(runner, "wait", lambda running, return_when: concurrent.futures.wait(running))
+    table = load_table(write(tmp_path, BAD))
+    with Results(tmp_path / "results.jsonl", table) as kept, pytest.raises(RuntimeError, match="adam"):
+        reproduce(kept, columns=["low"], jobs=2)
+    assert [line["row"] for line in kept.lines] == ["sgd"]
+
+
+def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
+    with Results(tmp_path / "results.jsonl", table) as kept:
+        reproduce(kept, rows=["sgd", "sgd"], columns=["low", "low"], seeds=1)
+        assert len(kept.lines) == 1
+        with pytest.raises(ValueError, match="row 'sgd', column 'low', seed 0"):
+            kept.add(kept.lines[0])
+
+
+def test_sampling_without_a_bound_by_rdp_keeps_its_run(tmp_path):
+    text = TABLE.replace("delta = 1e-5", 'delta = 1e-5\nsampling = "truncated-poisson"\nmax_batch_size = 120')
+    with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
+        reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
+    assert kept.lines[0]["epsilon"]["rdp"] is None
+    assert kept.lines[0]["epsilon"]["pld"] > 0
+    assert "| ε (RDP) | – |" in markdown(kept)
 
 
 KILLED = """
@@ -292,19 +330,39 @@ def test_two_processes_do_not_write_at_once(finished, table):
     ("old", "new", "message"),
     [
         ("batch_size = 64", "batch_size = 65", r"batch_size=64 there and 65 now"),
-        ("{ lr = 0.01 }", "{ lr = 0.03 }", r"row 'adam', column 'low' has rule_options=\{'lr': 0.01\}"),
+        (
+            "{ lr = 0.01 }",
+            "{ lr = 0.03 }",
+            r"row 'adam', column 'low', seed 0 has rule_options=\{'lr': 0.01\}",
+        ),
+        ("evaluations = 2", "histograms = true", "has no moments"),
         ("[rows.sgd]", "[rows.other]", r"it has row 'sgd' in column 'low'"),
     ],
 )
 def test_results_of_another_version_say_what_differs(finished, tmp_path, old, new, message):
     other = load_table(write(tmp_path, TABLE.replace(old, new, 1)))
     before = finished.read_bytes()
-    with pytest.raises(
-        ValueError, match=rf"line 1|line 2.*another version of paper/table.*{message}"
-    ) as caught:
+    with pytest.raises(ValueError, match=rf"line (1|2), is from another version of paper/table: .*{message}"):
         Results(finished, other)
-    assert re.search(message, str(caught.value))
     assert finished.read_bytes() == before
+
+
+def test_a_changed_default_of_a_rule_makes_results_old(finished, table, monkeypatch):
+    def other(params, lr=0.1, momentum=0.5, weight_decay=0.0):
+        raise AssertionError
+
+    monkeypatch.setitem(results.RULES, "sgd", other)
+    with pytest.raises(ValueError, match=r"rule.momentum=0.0 there and 0.5 now"):
+        Results(finished, table)
+
+
+def test_a_last_line_without_its_end_is_kept(finished, table):
+    whole = finished.read_bytes()
+    finished.write_bytes(whole[:-1])
+    assert len(Results(finished, table).lines) == 2
+    with Results(finished, table) as kept:
+        assert len(kept.lines) == 2
+    assert finished.read_bytes() == whole
 
 
 def test_words_may_change_without_making_results_old(finished, tmp_path):
@@ -318,7 +376,7 @@ def test_lines_that_are_no_results_and_repeated_ones_are_refused(finished, table
     with pytest.raises(ValueError, match="line 3, is not a result"):
         Results(finished, table)
     finished.write_text(whole + whole.splitlines()[0] + "\n")
-    with pytest.raises(ValueError, match=r"line 3: .*come twice"):
+    with pytest.raises(ValueError, match=r"line 3: row 'sgd', column 'low', seed 0 comes twice"):
         Results(finished, table)
 
 
@@ -335,14 +393,51 @@ def test_the_page_has_means_deviations_and_published_values(tmp_path, table):
     assert "**Claim.** Adam is better." in page
     assert "adamas reproduce paper/table --jobs 2   # 8 runs, about" in page
     assert "| **corrected** |" in page
-    assert f"| ε (PLD) | {kept.lines[0]['epsilon']['pld']:.3f} |" in page
-    assert "| ε, published | 1.5 | – |" in page
+    spent = float(re.search(r"ε \(PLD\) \| ([0-9.]+) \|", page)[1])
+    assert 0 <= spent - kept.lines[0]["epsilon"]["pld"] <= 1e-3
+    assert "| ε, published | 1.50 | – |" in page
     assert "Seeds 0, 1" in page
 
 
-def test_runs_that_are_not_private_are_marked():
-    lines = [{"test_accuracy": 0.5, "private": False, "epsilon": "inf"}]
-    assert str(summarize(lines)) == "50.0 NOT PRIVATE"
+def test_runs_that_are_not_private_are_marked(tmp_path):
+    text = TABLE.replace("delta = 1e-5", "delta = 1e-5\nraw = true").replace(
+        "evaluations = 2", "histograms = true"
+    )
+    with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
+        reproduce(kept, rows=["adam"], columns=["low"], seeds=1)
+    (line,) = kept.lines
+    assert line["private"] is False
+    assert line["epsilon"] == "inf"
+    page = markdown(kept)
+    assert f"| DP-Adam | {100 * line['test_accuracy']:.1f} NOT PRIVATE | – |" in page
+    assert "| ε (PLD) | – | – |" in page
+    seen = line["moments"]["raw"]["statistics"]["private m"]
+    assert f"| m̂ | {seen['min']:.3g} | {seen['q1']:.3g} |" in page
+
+
+def test_validation_accuracy_is_not_called_test_accuracy(tmp_path):
+    text = TABLE.replace('data = "digits"', 'data = "digits/validation"')
+    with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
+        reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
+    assert "Validation accuracy in percent" in markdown(kept)
+    assert "est accuracy" not in markdown(kept)
+
+
+def test_each_column_says_its_delta(tmp_path):
+    text = TABLE.replace("{ noise_multiplier = 2.0 }", "{ noise_multiplier = 2.0, delta = 1e-4 }")
+    with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
+        reproduce(kept, rows=["sgd"], seeds=1)
+    assert "| δ | 1e-05 | 0.0001 |" in markdown(kept)
+    assert "ε at δ" not in markdown(kept)
+
+
+def test_published_numbers_keep_their_digits(tmp_path):
+    table = load_table(write(tmp_path, TABLE.replace("[[80.5, 0.1], []]", "[[80.50, 0.31], [90.0]]")))
+    with Results(tmp_path / "results.jsonl", table) as kept:
+        reproduce(kept, rows=["sgd"], seeds=1)
+    assert "(80.50 ± 0.31)" in markdown(kept)
+    assert "(90.00)" in markdown(kept)
+    assert summarize(kept.find(Cell("sgd", "low"))).deviation is None
 
 
 def test_the_command_makes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
@@ -372,7 +467,8 @@ def test_the_command_makes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatc
         (["paper/table", "--columns", "middle"], "Expected column='middle' to be one of 'low', 'high'."),
         (["paper/table", "--jobs", "0"], "jobs=0"),
         (["paper/table", "--seeds", "0"], "seeds=0"),
-        (["--experiments", "nowhere"], "Name it with --experiments"),
+        (["paper/table", "--quick", "--seeds", "0"], "seeds=0"),
+        (["--experiments", "nowhere"], "Name their folder with --experiments"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
@@ -383,6 +479,28 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.rglob("results.jsonl"))
+
+
+def test_titles_are_shown_as_they_are(tmp_path, monkeypatch, capsys):
+    write(tmp_path, TABLE.replace('"DP-SGD"', '"DP-SGD [b] [/y]"'))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reproduce", "paper/table", "--rows", "sgd", "--seeds", "1"])
+    assert stop.value.code == 0
+    assert "DP-SGD [b] [/y]" in capsys.readouterr().out
+
+
+def test_a_folder_without_tables_does_not_hide_those_of_the_package(tmp_path, monkeypatch):
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "macadam/table1" in [name for name, *_ in overview(experiments_folder(None))]
+
+
+def test_a_table_that_cannot_be_read_is_listed_with_the_reason(tmp_path):
+    path = write(tmp_path, TABLE.replace("seeds = 2", "seads = 2"))
+    ((name, state, words),) = overview(path.parent.parent)
+    assert (name, state) == ("paper/table", "cannot be read")
+    assert "'seads'" in words
 
 
 def test_an_interrupted_table_still_has_its_page(tmp_path, monkeypatch):

@@ -42,12 +42,14 @@ def run(command: Sequence[str], work: Path, package: str, install: str) -> None:
             timeout=60 * _MINUTES,
             check=False,
         )
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise MissingClientError(f"{client} is needed to fetch {package}: {install}.") from error
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
             f"{client} did not fetch {package} within {_MINUTES} minutes. Try again."
         ) from error
+    if done.returncode and f"No module named {client}" in done.stderr:
+        raise MissingClientError(f"{client} is needed to fetch {package}: {install}.")
     if done.returncode and ("ENOSPC" in done.stderr or "No space left" in done.stderr):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode:

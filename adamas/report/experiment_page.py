@@ -26,6 +26,7 @@ from adamas.report.page import (
 )
 from adamas.report.plots import marker_legend
 from adamas.report.privacy_words import privacy_statement, privacy_table
+from adamas.reproduce.render import duration, moment_statistics
 
 _NEAR = 1.0  # points
 
@@ -138,6 +139,15 @@ def _moments(outcome: Outcome, level: int) -> Iterator[str]:
     for column in dict.fromkeys([next(iter(found)), list(found)[-1]]):
         yield heading(level + 1, outcome.column_title(column))
         yield _statistics(found[column], outcome.column_title(column))
+        for name, line in found[column]:
+            if at(line, "raw", "statistics"):
+                head, *rows = moment_statistics(line)
+                yield heading(level + 2, f"{name}: moments over all coordinates")
+                yield data_table(
+                    f"Moments of {name}",
+                    [Field(head[0]), *(Field(text, "n") for text in head[1:])],
+                    [[Field(escape(text)) for text in row] for row in rows],
+                )
         yield from moments.histograms(found[column], level + 2)
 
 
@@ -185,10 +195,6 @@ def _one_line(values: Mapping[str, Any]) -> str:
     return ", ".join(texts)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
-
-
 def _provenance(outcome: Outcome) -> dict[str, str]:
     lines = outcome.lines
     seeds = sorted({line["seed"] for line in lines})
@@ -197,7 +203,7 @@ def _provenance(outcome: Outcome) -> dict[str, str]:
     return {
         "runs": f"{len(lines)} of {outcome.total}",
         "seeds": ", ".join(map(str, seeds)),
-        "time": f"{_duration(seconds)} of one core in all, {each} s a run",
+        "time": f"{duration(seconds)} of one core in all, {each} s a run",
         "machine": "; ".join(sorted({line["machine"] for line in lines})),
         "version": "adamas " + ", ".join(sorted({line["version"] for line in lines})),
         "engine": ", ".join(sorted({str(line.get("engine", "–")) for line in lines})),

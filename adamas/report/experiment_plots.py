@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from adamas._words import rounded_up
 from adamas.report.outcome import Outcome, Pair
 from adamas.report.page import card, epsilon_text, listing
 from adamas.report.plots import GRID, INK, axes, colour, marker, svg, words_on
+from adamas.reproduce.render import accuracy_name
 from adamas.reproduce.results import Line
 
 _LARGE = (5.4, 3.7)
@@ -63,15 +65,18 @@ def _along_epsilon(outcome: Outcome, rows: Sequence[str], title: str) -> str:
         gid = f"row{i}"
         line[0].set_gid(gid)
         titles[gid] = outcome.row_title(row)
-        spoken.append(f"{outcome.row_title(row)} {y[0]:.1f}% at ε = {x[0]:.2f}, {y[-1]:.1f}% at {x[-1]:.2f}")
+        spoken.append(
+            f"{outcome.row_title(row)} {y[0]:.1f}% at ε = {rounded_up(x[0], 2)}, {y[-1]:.1f}% at "
+            f"{rounded_up(x[-1], 2)}"
+        )
     ax.set_xlabel("ε (PLD)")
-    ax.set_ylabel("test accuracy, %")
+    ax.set_ylabel(f"{accuracy_name(outcome.table)}, %")
     _round_ticks(ax.yaxis)
     _epsilon_ticks(ax, sorted(outcome.epsilons.values()))
     words = outcome.average("bars")
     if any(outcome.table.rows[row].published for row in rows):
         words += " Dashed: as published, at the ε computed here."
-    said = f"{title}, test accuracy against ε: {listing(spoken, _NAMED)}."
+    said = f"{title}, {accuracy_name(outcome.table)} against ε: {listing(spoken, _NAMED)}."
     return card(title, words, svg(figure, said, titles))
 
 
@@ -93,7 +98,7 @@ def _epsilon_ticks(ax: Any, values: Sequence[float]) -> None:
         far = far if wide or not kept else value - kept[-1] > 0.09 * (high - low)
         if far:
             kept.append(value)
-    words_on(ax.xaxis, kept, [f"{value:.2f}" for value in kept])
+    words_on(ax.xaxis, kept, [rounded_up(value, 2) for value in kept])
 
 
 def _one_column(outcome: Outcome, column: str) -> str:
@@ -122,7 +127,7 @@ def _one_column(outcome: Outcome, column: str) -> str:
         spoken.append(f"{outcome.row_title(name)} {summary.mean:.1f}%")
     words_on(ax.yaxis, range(len(rows)), [outcome.row_title(name) for name in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlabel("test accuracy, %")
+    ax.set_xlabel(f"{accuracy_name(outcome.table)}, %")
     words = outcome.average("bars")
     words += " Empty markers: as published." if with_published else ""
     title = f"Accuracy, {outcome.column_title(column)}"
@@ -173,7 +178,7 @@ def _name(outcome: Outcome, pair: Pair) -> str:
 
 
 def learning_curves(outcome: Outcome, column: str) -> str:
-    """Test accuracy over the steps of a column's runs, one curve for each row."""
+    """Accuracy over the steps of a column's runs, one curve for each row."""
     figure, ax = axes(_LARGE[0], 3.2)
     spoken = []
     for row in outcome.rows:
@@ -189,7 +194,7 @@ def learning_curves(outcome: Outcome, column: str) -> str:
             ax.fill_between(steps, low, high, color=colour(i), alpha=0.16, linewidth=0)
         spoken.append(f"{outcome.row_title(row)} {means[0]:.1f}% to {means[-1]:.1f}%")
     ax.set_xlabel("step")
-    ax.set_ylabel("test accuracy, %")
+    ax.set_ylabel(f"{accuracy_name(outcome.table)}, %")
     _round_ticks(ax.yaxis)
     epsilon = outcome.epsilons.get(column)
     words = "" if epsilon is None else f"ε = {epsilon_text([epsilon])} at the end."

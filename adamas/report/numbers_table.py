@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from html import escape
 
+from adamas._words import rounded_up
 from adamas.report.experiment_plots import state_of
 from adamas.report.outcome import Outcome, plural
 from adamas.report.page import Field, data_table, extent
-from adamas.reproduce.render import Summary
+from adamas.reproduce.render import Summary, accuracy_name, decimals, value_text
 
 _FORMS = {"corrected": "corrected", "ours": "not in the paper"}
 
 
 def numbers_legend(outcome: Outcome) -> str:
     """How to read the numbers."""
-    words = "Test accuracy in percent"
+    words = f"{accuracy_name(outcome.table).capitalize()} in percent"
     if outcome.seeds() == [1]:
         words += f", one of {plural(outcome.table.seeds, 'seed')}"
     elif outcome.lines:
@@ -32,11 +33,11 @@ def numbers_table(outcome: Outcome) -> str:
     heads = [Field("optimizer" if _are_rules(outcome) else "row")]
     for column in table.columns:
         epsilon = outcome.epsilons.get(column)
-        spent = "" if epsilon is None else f"<small>ε = {epsilon:.2f}</small>"
+        spent = "" if epsilon is None else f"<small>ε = {rounded_up(epsilon, 2)}</small>"
         heads.append(Field(escape(outcome.column_title(column)) + spent, "n"))
     if with_state:
         heads.append(Field("state<small>bytes per parameter</small>", "n"))
-    digits = _digits(outcome)
+    digits = decimals(table)
     best = {
         column: (
             max(
@@ -67,14 +68,6 @@ def _are_rules(outcome: Outcome) -> bool:
     return len({row.settings.get("rule") for row in outcome.table.rows.values()}) > 1
 
 
-def _digits(outcome: Outcome) -> int:
-    """Decimals of the published means: one or two."""
-    values = [
-        value for row in outcome.table.rows.values() for pair in row.published.values() for value in pair
-    ]
-    return 2 if any(abs(value * 10 - round(value * 10)) > 1e-6 for value in values) else 1
-
-
 def _cell(
     summary: Summary | None,
     published: Sequence[float] | None,
@@ -96,7 +89,8 @@ def _cell(
 
 
 def _value(mean: float, deviation: float | None, best: float | None, digits: int) -> str:
-    text = f"{mean:.{digits}f}"
-    if best is not None and text == f"{best:.{digits}f}":
-        text = f'<b class="best">{text}</b>'
-    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+    text = value_text(mean, deviation, digits)
+    first, *rest = text.split(" ", 1)
+    if best is not None and first == value_text(best, None, digits):
+        first = f'<b class="best">{first}</b>'
+    return " ".join([first, *rest])

@@ -15,6 +15,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from adamas._words import rounded_up
+
 
 @dataclass(frozen=True)
 class Field:
@@ -180,15 +182,17 @@ def _exponent(text: str) -> str:
 
 def extent(values: Iterable[float], form: str = "g") -> str:
     """A value, or the least and the largest of several: "0.5 to 1"."""
-    texts = [_exponent(format(value, form)) for value in sorted(values)]
-    texts = list(dict.fromkeys(texts))
-    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
+    return _ends([_exponent(format(value, form)) for value in sorted(values)])
 
 
-def epsilon_text(values: Iterable[float]) -> str:
-    """An epsilon, or a range of them."""
-    known = list(values)
-    return extent(known, ".2f" if min(known) >= 0.1 else ".2g")
+def epsilon_text(values: Iterable[float | None], decimals: int = 2) -> str:
+    """An epsilon, or a range of them, rounded up; a dash where an accountant has no bound."""
+    known = sorted(value for value in values if value is not None)
+    return _ends([rounded_up(value, decimals) for value in known]) if known else "–"
+
+
+def _ends(texts: Sequence[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
 def listing(texts: Sequence[str], most: int) -> str:

@@ -20,9 +20,9 @@ def privacy_statement(lines: Sequence[Line]) -> str:
     private = [line for line in lines if line["private"]]
     if not private:
         return ""
+    kinds = dict.fromkeys((_sampling(line), line["delta"]) for line in private)
     guarantees = [
-        _guarantee([line for line in private if _sampling(line) == kind])
-        for kind in dict.fromkeys(map(_sampling, private))
+        _guarantee([line for line in private if (_sampling(line), line["delta"]) == kind]) for kind in kinds
     ]
     together = (
         f" This holds for each run by itself: the {len(private):,} runs together spend more, and so does a "
@@ -51,12 +51,12 @@ def _guarantee(lines: Sequence[Line]) -> str:
     where = " or ".join(sorted(sizes)) if len(sizes) <= 3 else f"{len(sizes)} different sizes"
     tight, loose = ([line["epsilon"][name] for line in lines] for name in ("pld", "rdp"))
     delta, steps = extent(values_of(lines, "delta")), extent(values_of(lines, "steps"), ",")
+    by_rdp = "" if None in loose else f" By RDP, which is less tight, ε = {epsilon_text(loose)}."
     noise = extent(values_of(lines, "noise_multiplier"), ".3g")
     return (
         "A record's influence on a run is bounded by (ε, δ)-differential privacy with "
         f"ε = {epsilon_text(tight)} and δ = {delta} under {relation}: {drawn} of {where} records on "
-        f"average, {steps} steps, noise multiplier {noise}, accountant PLD. By RDP, which is less tight, "
-        f"ε = {epsilon_text(loose)}."
+        f"average, {steps} steps, noise multiplier {noise}, accountant PLD.{by_rdp}"
     )
 
 
@@ -77,7 +77,7 @@ def privacy_table(outcome: Outcome) -> str:
         ]  # fmt: skip
         for accountant in ("pld", "rdp"):
             spent = [line["epsilon"][accountant] for line in private]
-            texts.append(extent(spent, ".3f") if spent else "–")
+            texts.append(epsilon_text(spent, 3))
         if len(private) < len(lines):
             texts[-2:] = [
                 '<b class="red">∞, NOT PRIVATE</b>' if not private else f"{texts[-2]}, ∞",

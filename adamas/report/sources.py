@@ -12,20 +12,6 @@ from adamas.reproduce.table import find_tables, load_table
 DEFAULT_FOLDERS = (Path("experiments"), Path("reproduced"))
 """Where `adamas reproduce` keeps results if it is not told otherwise."""
 
-_NEEDED: dict[str, type | tuple[type, ...]] = {
-    "private": bool,
-    "epsilon": (dict, str),
-    "delta": (int, float),
-    "noise_multiplier": (int, float),
-    "sampling_rate": (int, float),
-    "steps": int,
-    "test_accuracy": (int, float),
-    "curve": list,
-    "seconds": (int, float),
-    "version": str,
-    "machine": str,
-}
-
 
 def default_folder() -> Path:
     """The folder of results here.
@@ -34,11 +20,11 @@ def default_folder() -> Path:
         ValueError: If there is none.
     """
     for folder in DEFAULT_FOLDERS:
-        if folder.is_dir():
+        if folder.is_dir() and any(_results_in(folder)):
             return folder
     raise ValueError(
         "Expected what to report on: folders of adamas train, of a table's results, or of experiments. There "
-        "is no ./experiments here to take instead."
+        "are no results in ./experiments to take instead."
     )
 
 
@@ -78,19 +64,7 @@ def _results_in(folder: Path) -> Iterator[Path]:
 
 
 def _load(path: Path) -> Results:
-    table = load_table(_table_of(path.parent))
-    try:
-        results = Results(path, table)
-    except KeyError as error:
-        raise ValueError(f"Expected each line of {path} to have {error}, which is missing in one.") from error
-    for line in results.lines:
-        for name, kind in _NEEDED.items():
-            if not isinstance(line.get(name), kind):
-                raise ValueError(
-                    f"{path}: row {line['row']!r}, column {line['column']!r}, seed {line['seed']} has "
-                    f"{name}={line.get(name)!r}. Remove the line, and the run is made again."
-                )
-    return results
+    return Results(path, load_table(_table_of(path.parent)))
 
 
 def _table_of(folder: Path) -> Path:

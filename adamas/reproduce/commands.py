@@ -1,5 +1,6 @@
 """What `adamas reproduce` does: finds a table, makes what is missing, writes its page."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,11 +22,11 @@ def experiments_folder(folder: Path | None) -> Path:
     """Where the tables are: the folder given, `experiments` here, or the copy in the package."""
     candidates = [folder] if folder else [Path("experiments"), *_INSTALLED]
     for candidate in candidates:
-        if candidate.is_dir():
+        if find_tables(candidate) or _privacy_file(candidate).exists():
             return candidate
     raise ValueError(
-        f"Expected the tables in {' or '.join(map(str, candidates))}, which is no folder. Name it with "
-        "--experiments."
+        f"Expected tables, as PAPER/TABLE.toml, in {' or '.join(map(str, candidates))}, but there are "
+        "none. Name their folder with --experiments."
     )
 
 
@@ -40,8 +41,12 @@ def overview(folder: Path) -> list[list[str]]:
     """Name, finished runs and title of each table."""
     rows = []
     for name, path in find_tables(folder).items():
-        table = load_table(path)
-        done = len(Results(results_folder(folder, name, None) / RESULTS, table).lines)
+        try:
+            table = load_table(path)
+            done = len(Results(results_folder(folder, name, None) / RESULTS, table).lines)
+        except ValueError as error:
+            rows.append([name, "cannot be read", str(error)])
+            continue
         rows.append([name, f"{done} of {len(table.cells()) * table.seeds}", f"{table.source}: {table.title}"])
     if _privacy_file(folder).exists():
         rows.append([PRIVACY_NUMBERS, "none needed", privacy.TITLE])
@@ -74,6 +79,8 @@ def make_table(
         progress: See `adamas.reproduce.reproduce`.
     """
     if name == PRIVACY_NUMBERS and _privacy_file(folder).exists():
+        if rows or columns or seeds is not None or quick:
+            raise ValueError(f"Expected no choice of rows, columns or seeds: {name} has no runs.")
         return _privacy_table(_privacy_file(folder), place)
     tables = find_tables(folder)
     if name not in tables:
@@ -82,13 +89,13 @@ def make_table(
     table = load_table(tables[name])
     if quick:
         rows, columns = rows or table.quick.get("rows"), columns or table.quick.get("columns")
-        seeds = seeds or 1
+        seeds = 1 if seeds is None else seeds
     with Results(place / RESULTS, table) as results:
         try:
             run_missing(results, rows=rows, columns=columns, seeds=seeds, jobs=jobs, progress=progress)
         finally:
             if results.lines:
-                (place / PAGE).write_text(markdown(results), encoding="utf-8")
+                _write(place / PAGE, markdown(results))
     return grid(results)
 
 
@@ -98,6 +105,16 @@ def _privacy_file(folder: Path) -> Path:
 
 def _privacy_table(path: Path, place: Path) -> list[list[str]]:
     rows = privacy.published_numbers(path)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / PAGE).write_text(privacy.page(rows), encoding="utf-8")
+    if not any(
+        row.missing for row in rows
+    ):  # a page that has all numbers is not replaced by one that has not
+        place.mkdir(parents=True, exist_ok=True)
+        _write(place / PAGE, privacy.page(rows))
     return privacy.grid(rows)
+
+
+def _write(path: Path, text: str) -> None:
+    """The old page stays until the new one is whole."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -2,10 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from adamas._words import rounded_up
+from adamas.data import VALIDATION
 from adamas.reproduce.results import Line, Results
 from adamas.reproduce.table import Cell, Table
 
@@ -21,7 +23,7 @@ class Summary:
         deviation: Sample standard deviation, in percent; None for a single run.
         runs: How many.
         private: Whether all were.
-        epsilon: By accountant, the largest of the runs.
+        epsilon: By accountant, the largest of the runs; without those that have no bound.
     """
 
     mean: float
@@ -30,10 +32,6 @@ class Summary:
     private: bool
     epsilon: dict[str, float]
 
-    def __str__(self) -> str:
-        text = f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ± {self.deviation:.1f}"
-        return text if self.private else f"{text} NOT PRIVATE"
-
 
 def summarize(lines: Sequence[Line]) -> Summary | None:
     """Mean and deviation of runs that differ in the seed; None if there is none."""
@@ -41,16 +39,35 @@ def summarize(lines: Sequence[Line]) -> Summary | None:
         return None
     values = [100 * line["test_accuracy"] for line in lines]
     private = all(line["private"] for line in lines)
-    spent = {
-        name: max(line["epsilon"][name] for line in lines) if private else math.inf for name in ("pld", "rdp")
-    }
+    spent = {}
+    for name in ("pld", "rdp"):
+        found = [line["epsilon"][name] for line in lines] if private else [math.inf]
+        if None not in found:
+            spent[name] = max(found)
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), deviation, len(values), private, spent)
 
 
-def published_text(values: Sequence[float]) -> str:
-    """A published mean, with its standard deviation if it has one."""
-    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} ± {values[1]:g}"
+def decimals(table: Table) -> int:
+    """Decimals of the published numbers, and so of ours: one or two."""
+    values = [value for row in table.rows.values() for pair in row.published.values() for value in pair]
+    return 2 if any(abs(value * 10 - round(value * 10)) > 1e-6 for value in values) else 1
+
+
+def value_text(mean: float, deviation: float | None, digits: int) -> str:
+    """A mean, with its standard deviation if it has one."""
+    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def accuracy_name(table: Table) -> str:
+    """What the accuracies of a table are taken on: test examples, or those held out of the training set."""
+    names = {table.cell_settings(cell, 0).data for cell in table.cells()}
+    return "validation accuracy" if all(name.endswith(VALIDATION) for name in names) else "test accuracy"
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
 
 
 def markdown(results: Results) -> str:
@@ -85,20 +102,19 @@ def _effort(table: Table, lines: Sequence[Line]) -> str:
     typical = {row: statistics.median(seconds) for row, seconds in by_row.items()}
     fallback = statistics.fmean(typical.values())
     total = table.seeds * sum(typical.get(cell.row, fallback) for cell in table.cells())
-    return f"{runs} runs, about {_minutes(total / 2)} on 2 cores"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    return f"{runs} runs, about {duration(total / 2)} on 2 cores"
 
 
 def _legend(table: Table, lines: Sequence[Line]) -> str:
     counts = sorted({len([1 for line in lines if _key(line) == key]) for key in map(_key, lines)})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    words = f"Test accuracy in percent, mean ± standard deviation of {runs} seed{'s' * (counts[-1] > 1)}"
+    name = accuracy_name(table).capitalize()
+    words = f"{name} in percent, mean ± standard deviation of {runs} seed{'s' * (counts[-1] > 1)}"
     if any(row.published for row in table.rows.values()):
         words += "; in brackets what the paper has"
-    return words + f". ε at δ = {lines[0]['delta']:g} by PLD (tight) and by RDP."
+    deltas = {line["delta"] for line in lines}
+    at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
+    return words + f". ε{at} by PLD (tight) and by RDP, rounded up."
 
 
 def _key(line: Line) -> tuple[str, str]:
@@ -111,10 +127,14 @@ def grid(results: Results) -> list[list[str]]:
     columns = table.columns.values()
     rows = [["", *(column.title for column in columns), *(_MEASURES[m][0] for m in table.measures)]]
     spent = [_spent(results, name) for name in table.columns]
-    for label, accountant in (("ε (PLD)", "pld"), ("ε (RDP)", "rdp")):
-        rows.append([label, *(f"{one[accountant]:.3f}" if one else "–" for one in spent)])
+    deltas = [sorted({line["delta"] for line in results.lines if line["column"] == n}) for n in table.columns]
+    if len({delta for some in deltas for delta in some}) > 1:
+        rows.append(["δ", *(" or ".join(f"{delta:g}" for delta in some) or "–" for some in deltas)])
+    for label, name in (("ε (PLD)", "pld"), ("ε (RDP)", "rdp")):
+        rows.append([label, *(rounded_up(one[name], 3) if name in one else "–" for one in spent)])
     if any(column.published_epsilon for column in columns):
-        rows.append(["ε, published", *(f"{column.published_epsilon or '–'}" for column in columns)])
+        printed = [column.published_epsilon for column in columns]
+        rows.append(["ε, published", *("–" if value is None else f"{value:.2f}" for value in printed)])
     several = len({row.form for row in table.rows.values()}) > 1
     for form, title in _FORM_TITLES.items():
         chosen = [row for row in table.rows.values() if row.form == form]
@@ -129,11 +149,13 @@ def grid(results: Results) -> list[list[str]]:
 
 def _numbers(results: Results) -> str:
     head, *rows = grid(results)
-    lines = [head, ["---"] * len(head)]
-    for row in rows:
-        texts = [f"**{row[0]}**"] if len(row) == 1 else row
-        lines.append(texts + [""] * (len(head) - len(texts)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _markdown_table([head, *([f"**{row[0]}**"] if len(row) == 1 else row for row in rows)])
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    width = len(rows[0])
+    lines = [rows[0], ["---"] * width, *rows[1:]]
+    return "\n".join(f"| {' | '.join([*line, *[''] * (width - len(line))])} |" for line in lines)
 
 
 _MOMENTS = {
@@ -143,44 +165,54 @@ _MOMENTS = {
     "private v": "v̂",
     "corrected v": "v̂ as used",
     "update": "Δ without noise",
+    "private m over v": "m̂ over √v̂ without noise",
     "uncorrected update": "Δ by v̂",
     "private update": "Δ as made",
 }
 
 
+def moment_statistics(kept: Mapping[str, Any]) -> list[list[str]]:
+    """Statistics of the moments that a run without privacy kept, as texts, the head first."""
+    names = ("min", "q1", "median", "q3", "max", "mean")
+    seen = kept["raw"]["statistics"]
+    rows = [
+        [title, *(f"{seen[key][name]:.3g}" for name in names)]
+        for key, title in _MOMENTS.items()
+        if seen.get(key)
+    ]
+    return [["", *names], *rows]
+
+
 def _moments(results: Results) -> list[str]:
-    """For each row that kept them, statistics of its moments after the last step of the first seed."""
+    """For each cell that kept them, statistics of the moments after the last step of the first seed."""
     parts = []
     for cell in results.table.cells():
         lines = [line for line in results.find(cell) if line.get("moments", {}).get("raw")]
-        if not lines:
-            continue
-        seen = lines[0]["moments"]["raw"]["statistics"]
-        names = ("min", "q1", "median", "q3", "max", "mean")
-        rows = [["", *names], ["---"] * (len(names) + 1)]
-        rows += [
-            [title, *(f"{seen[key][name]:.3g}" for name in names)]
-            for key, title in _MOMENTS.items()
-            if seen.get(key)
-        ]
-        title = f"{results.table.rows[cell.row].title}, {results.table.columns[cell.column].title}"
-        parts.append(f"**{title}: moments after {lines[0]['steps']} steps, over all coordinates**")
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        if lines:
+            head, *rows = moment_statistics(lines[0]["moments"])
+            title = f"{results.table.rows[cell.row].title}, {results.table.columns[cell.column].title}"
+            parts.append(f"**{title}: moments after {lines[0]['steps']} steps, over all coordinates**")
+            parts.append(_markdown_table([head, *rows]))
     return parts
 
 
 def _spent(results: Results, column: str) -> dict[str, float]:
     """The largest epsilon of the private runs of a column."""
-    found = [summarize(results.find(cell)) for cell in results.table.cells(columns=[column])]
-    private = [summary.epsilon for summary in found if summary is not None and summary.private]
-    return {name: max(one[name] for one in private) for name in ("pld", "rdp")} if private else {}
+    found = [line for line in results.lines if line["column"] == column and line["private"]]
+    summary = summarize(found)
+    return {} if summary is None else summary.epsilon
 
 
 def _cell(results: Results, cell: Cell) -> str:
     summary = summarize(results.find(cell))
     published = results.table.rows[cell.row].published.get(cell.column)
-    text = "–" if summary is None else str(summary)
-    return text if published is None else f"{text} ({published_text(published)})"
+    digits = decimals(results.table)
+    text = "–" if summary is None else value_text(summary.mean, summary.deviation, digits)
+    if summary is not None and not summary.private:
+        text += " NOT PRIVATE"
+    if published is None:
+        return text
+    return f"{text} ({value_text(published[0], published[1] if len(published) > 1 else None, digits)})"
 
 
 def _state(lines: Iterable[Line]) -> str:

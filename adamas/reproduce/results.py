@@ -4,6 +4,7 @@ A line appears as a whole or not at all, so that a killed process, a full disk o
 neither damage nor repeat a finished run.
 """
 
+import inspect
 import json
 import os
 from dataclasses import MISSING, asdict, fields
@@ -14,7 +15,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adamas.experiment import Settings
+from adamas.models import MODELS
 from adamas.reproduce.table import Cell, Table
+from adamas.rules import RULES
 
 Line = dict[str, Any]
 
@@ -76,7 +79,9 @@ class Results:
 
     def add(self, line: Line) -> None:
         """Adds a finished run; it is on the disk when this returns."""
-        data = (json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n").encode()
+        if self.find(Cell(line["row"], line["column"]), line["seed"]):
+            raise ValueError(f"Expected a run that {self.path} does not have, got {_name(line)}.")
+        data = (json.dumps(line, allow_nan=False) + "\n").encode()
         with self.path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
@@ -94,24 +99,26 @@ class Results:
         if not self.path.exists():
             return
         data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if self._lock.is_locked and len(whole) < len(data):
-            os.truncate(self.path, len(whole))  # a write that a crash cut short
+        *texts, tail = data.decode(errors="replace").split("\n")
+        if tail and _parsed(tail) is not None:
+            texts.append(tail)  # whole, but an editor took its end of line
+            if self._lock.is_locked:
+                with self.path.open("ab") as file:
+                    file.write(b"\n")
+        elif tail and self._lock.is_locked:
+            os.truncate(self.path, data.rfind(b"\n") + 1)  # a write that a crash cut short
         lines: dict[tuple[str, str, int], Line] = {}
-        for number, text in enumerate(whole.decode().splitlines(), 1):
-            try:
-                line = json.loads(text)
-                key = (line["row"], line["column"], line["seed"])
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+        for number, text in enumerate(texts, 1):
+            line = _parsed(text)
+            if line is None:
                 raise ValueError(
-                    f"{self.path}, line {number}, is not a result ({error!r}). Remove the line, and "
-                    "the run is made again."
-                ) from error
-            self._check(line, number)
-            if key in lines:
-                raise ValueError(
-                    f"{self.path}, line {number}: row, column and seed {key} come twice. Remove one."
+                    f"{self.path}, line {number}, is not a result, which has {', '.join(_NEEDED)}. Remove "
+                    "the line, and the run is made again."
                 )
+            self._check(line, number)
+            key = (line["row"], line["column"], line["seed"])
+            if key in lines:
+                raise ValueError(f"{self.path}, line {number}: {_name(line)} comes twice. Remove one.")
             lines[key] = line
         self.lines = list(lines.values())
 
@@ -121,22 +128,82 @@ class Results:
         cell = Cell(line["row"], line["column"])
         if cell not in self.table.cells():
             raise ValueError(f"{place}: it has row {cell.row!r} in column {cell.column!r}. {remedy}")
-        expected = plain_settings(self.table.cell_settings(cell, line["seed"]))
-        expected.pop("seed", None)
-        for name in sorted(expected.keys() | line["settings"].keys()):
-            now, then = expected.get(name), line["settings"].get(name)
-            if now != then:
-                raise ValueError(
-                    f"{place}: row {cell.row!r}, column {cell.column!r} has {name}={then!r} there and "
-                    f"{now!r} now. {remedy}"
-                )
+        settings = self.table.cell_settings(cell, line["seed"])
+        expected = {"settings": plain_settings(settings), "options": resolved_options(settings)}
+        for part, values in expected.items():
+            for name in sorted(values.keys() | line[part].keys()):
+                now, then = values.get(name), line[part].get(name)
+                if now != then:
+                    raise ValueError(
+                        f"{place}: {_name(line)} has {name}={then!r} there and {now!r} now. {remedy}"
+                    )
+        if self.table.histograms and "moments" not in line:
+            raise ValueError(
+                f"{place}: {_name(line)} has no moments, which histograms = true asks for. {remedy}"
+            )
+
+
+_NEEDED: dict[str, type | tuple[type, ...]] = {
+    "row": str,
+    "column": str,
+    "seed": int,
+    "settings": dict,
+    "options": dict,
+    "private": bool,
+    "epsilon": (dict, str),
+    "delta": float,
+    "noise_multiplier": (int, float),
+    "sampling_rate": float,
+    "steps": int,
+    "test_accuracy": (int, float),
+    "curve": list,
+    "seconds": (int, float),
+    "version": str,
+    "machine": str,
+}
+
+
+def _parsed(text: str) -> Line | None:
+    """A line of the file; None if it is no result."""
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(line, dict) or not all(
+        isinstance(line.get(name), kind) for name, kind in _NEEDED.items()
+    ):
+        return None
+    return line
+
+
+def _name(line: Line) -> str:
+    return f"row {line['row']!r}, column {line['column']!r}, seed {line['seed']}"
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON has them, those with their default left out."""
+    """Settings as JSON has them, but for the seed and those with their default."""
     values = json.loads(json.dumps(asdict(settings)))
     for each in fields(settings):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        if values[each.name] == default:
+        if values[each.name] == default or each.name == "seed":
             del values[each.name]
     return values  # type: ignore[no-any-return]
+
+
+def resolved_options(settings: Settings) -> dict[str, Any]:
+    """Every option of rule and model with its value, so that a changed default is seen.
+
+    Example:
+        >>> sgd = Settings(data="digits", model="linear", rule="sgd", batch_size=8, delta=1e-5)
+        >>> resolved_options(sgd)
+        {'rule.lr': 0.1, 'rule.momentum': 0.0, 'rule.weight_decay': 0.0}
+    """
+    result: dict[str, Any] = {}
+    for kind, factory, given in (
+        ("rule", RULES[settings.rule], settings.rule_options),
+        ("model", MODELS[settings.model], settings.model_options),
+    ):
+        for name, parameter in inspect.signature(factory).parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                result[f"{kind}.{name}"] = given.get(name, parameter.default)
+    return json.loads(json.dumps(result))  # type: ignore[no-any-return]

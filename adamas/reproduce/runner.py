@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,9 +18,11 @@ from adamas import _validate
 from adamas._version import __version__
 from adamas.data import Data, load
 from adamas.diagnostics import diagnose
+from adamas.errors import UnsupportedError
 from adamas.experiment import Settings, accuracy, private_run, task
-from adamas.reproduce.results import Line, Results, plain_settings
+from adamas.reproduce.results import Line, Results, plain_settings, resolved_options
 from adamas.reproduce.table import Cell
+from adamas.run import PrivateRun
 
 # Sums depend on the number of threads in their last bits, so it does not depend on the number of jobs.
 _THREADS = 1
@@ -64,7 +65,10 @@ def reproduce(
         progress: Called at the start and after each finished run.
 
     Raises:
-        RuntimeError: If a run fails. Those that were finished are kept, and the next call goes on there.
+        RuntimeError: If runs fail, after all others were made; the message names them. Finished runs are
+            kept, and the next call goes on there.
+
+    A script that calls it needs `if __name__ == "__main__":`, since the runs are processes of their own.
     """
     table = results.table
     _validate.count(jobs=jobs)
@@ -85,6 +89,7 @@ def reproduce(
     )
     running: dict[Future[Line], tuple[Cell, int]] = {}
     queue = list(missing)
+    failures: list[str] = []
     try:
         while queue or running:
             while queue and len(running) < jobs:
@@ -92,21 +97,22 @@ def reproduce(
                 settings = table.cell_settings(cell, seed)
                 future = pool.submit(finished_run, settings, table.evaluations, table.histograms)
                 running[future] = (cell, seed)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            finished = wait(running, return_when=FIRST_COMPLETED).done
+            # Those that succeeded come first: nothing that follows can lose them.
+            for future in sorted(finished, key=lambda one: one.exception() is not None):
                 cell, seed = running.pop(future)
-                name = f"row {cell.row!r}, column {cell.column!r}, seed {seed}"
-                try:
-                    line = future.result()
-                except BrokenProcessPool as error:
+                error = future.exception()
+                if isinstance(error, BrokenProcessPool):
                     raise RuntimeError(
-                        f"The process of {name} was killed, perhaps for want of memory. Finished runs are "
-                        "kept; call again, with fewer --jobs."
+                        "A process of the runs ended before its time: for want of memory, or because a "
+                        'script calls this without if __name__ == "__main__". Finished runs are kept; call '
+                        "again, perhaps with fewer --jobs."
                     ) from error
-                except Exception as error:
-                    raise RuntimeError(
-                        f"The run of {name} failed: {error} Finished runs are kept; call again to go on."
-                    ) from error
-                line = {"row": cell.row, "column": cell.column, "seed": seed} | line
+                if error is not None:
+                    name = f"row {cell.row!r}, column {cell.column!r}, seed {seed}"
+                    failures.append(f"The run of {name} failed: {error}")
+                    continue
+                line = {"row": cell.row, "column": cell.column, "seed": seed} | future.result()
                 results.add(line)
                 done += 1
                 left = _left(results, [*queue, *running.values()], jobs)
@@ -115,6 +121,8 @@ def reproduce(
         for process in list((pool._processes or {}).values()):
             process.kill()  # only unfinished runs are left: nothing of them is kept
         pool.shutdown(wait=True, cancel_futures=True)
+    if failures:
+        raise RuntimeError(" ".join([*failures, "All other runs are finished and kept."]))
 
 
 def _left(results: Results, missing: list[tuple[Cell, int]], jobs: int) -> float | None:
@@ -163,9 +171,10 @@ def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line
     seen = diagnose(run.rule, run.model)["overall"]
     kept = run.diagnostics(raw=run.raw, histograms=True) if histograms else {}
     return {
-        "settings": {name: value for name, value in plain_settings(settings).items() if name != "seed"},
+        "settings": plain_settings(settings),
+        "options": resolved_options(settings),
         "private": run.private,
-        "epsilon": {name: run.epsilon(name) for name in ("pld", "rdp")} if run.private else "inf",
+        "epsilon": {name: _epsilon(run, name) for name in ("pld", "rdp")} if run.private else "inf",
         "delta": settings.delta,
         "noise_multiplier": run.noise_multiplier,
         "sampling_rate": run.loader.sampler.rate,
@@ -182,7 +191,15 @@ def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line
     }
 
 
-def _accuracy(run: Any, data: Data) -> float:
+def _epsilon(run: PrivateRun, accountant: str) -> float | None:
+    """None where an accountant has no bound for the sampling."""
+    try:
+        return run.epsilon(accountant)
+    except UnsupportedError:
+        return None
+
+
+def _accuracy(run: PrivateRun, data: Data) -> float:
     return accuracy(run.ema_model or run.model, data.test)
 
 

@@ -107,7 +107,10 @@ class Table:
 
     def cells(self, rows: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> list[Cell]:
         """The cells of some rows and columns, or of all, column by column."""
-        wanted_rows, wanted = list(rows or self.rows), list(columns or self.columns)
+        wanted_rows, wanted = (
+            list(dict.fromkeys(rows or self.rows)),
+            list(dict.fromkeys(columns or self.columns)),
+        )
         for name in wanted_rows:
             _validate.one_of(self.rows, row=name)
         for name in wanted:
@@ -135,8 +138,9 @@ def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     for one, other in [*_EITHER, *((b, a) for a, b in _EITHER)]:
         if one in change:
             result.pop(other, None)
-    if change.get("rule", result.get("rule")) != result.get("rule"):
-        result.pop("rule_options", None)
+    for name in ("data", "model", "rule"):
+        if name in result and change.get(name, result[name]) != result[name]:
+            result.pop(f"{name}_options", None)  # they were another one's
     for name, value in change.items():
         result[name] = {**result.get(name, {}), **value} if name in _NESTED else value
     return result
@@ -175,6 +179,7 @@ def _table(name: str, values: dict[str, Any]) -> Table:
     _validate.count(seeds=values["seeds"], evaluations=values.get("evaluations", 1))
     for measure in values.get("measures", ()):
         _validate.one_of(MEASURES, measure=measure)
+    _known_settings(values["settings"], "the table")
     columns = {key: _column(key, value) for key, value in values["columns"].items()}
     rows = {key: _row(key, value, list(columns)) for key, value in values["rows"].items()}
     table = Table(name=name, **(values | {"rows": rows, "columns": columns}))
@@ -190,6 +195,7 @@ def _table(name: str, values: dict[str, Any]) -> Table:
 
 def _column(name: str, values: dict[str, Any]) -> Column:
     _known(values, [f.name for f in fields(Column) if f.name != "name"], f"column {name!r}")
+    _known_settings(values.get("settings", {}), f"column {name!r}")
     return Column(name=name, **({"title": name} | values))
 
 
@@ -197,6 +203,8 @@ def _row(name: str, values: dict[str, Any], columns: list[str]) -> Row:
     place = f"row {name!r}"
     _known(values, [f.name for f in fields(Row) if f.name != "name"], place)
     _validate.one_of(_FORMS, form=values.get("form", _FORMS[0]))
+    for changes in (values.get("settings", {}), *values.get("columns", {}).values()):
+        _known_settings(changes, place)
     published = values.get("published", [])
     if published and len(published) != len(columns):
         raise ValueError(f"Expected {len(columns)} published values in {place}, got {len(published)}.")
@@ -204,6 +212,10 @@ def _row(name: str, values: dict[str, Any], columns: list[str]) -> Row:
         _validate.one_of(columns, column=column)
     listed = {column: tuple(value) for column, value in zip(columns, published, strict=False) if value}
     return Row(name=name, **({"title": name} | values | {"published": listed}))
+
+
+def _known_settings(values: Mapping[str, Any], place: str) -> None:
+    _known(values, [f.name for f in fields(Settings) if f.name != "seed"], f"the settings of {place}")
 
 
 def _known(values: Mapping[str, Any], known: Sequence[str], place: str) -> None:

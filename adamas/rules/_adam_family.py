@@ -57,7 +57,7 @@ class AdamFamily(Rule):
         v_hat = state["v"] / (1 - b2**step)
         denominator = _denominator(v_hat.clone(), floor, group)
         if floor is not None:
-            v_hat.add_(phi_hat)
+            v_hat.add_(_correction(group) * phi_hat)
         return Moments(state["m"] / (1 - b1**step), v_hat, phi_hat, floor, denominator)
 
     def _update_group(
@@ -73,6 +73,8 @@ class AdamFamily(Rule):
                 alike.setdefault((state["step"], p.dtype, p.device), []).append(p)
             else:
                 others.append(p)
+        if _correction(group) != 1:
+            noise_variance = {p: _correction(group) * noise_variance[p] for p in params}
         for (step, _, _), members in alike.items():
             if group.get("floor") is None:
                 _fused([self._buffers(p) for p in members], [], group, step, group["eps"])
@@ -180,6 +182,11 @@ def _average(state: State, variance: Value, group: Options) -> None:
         state["phi"] = (variance.to(state["m"].dtype) * (1 - b2)).add_(b2 * phi)
     else:
         state["phi"] = b2 * phi + (1 - b2) * variance
+
+
+def _correction(group: Options) -> float:
+    """Which multiple of the noise's share is subtracted; 1 unless `AdamBC` is asked for another."""
+    return float(group.get("correction", 1.0))
 
 
 def _floor(group: Options, phi_hat: Value, step: int) -> Value | None:

@@ -7,12 +7,7 @@ The moments are equations (1) to (6) of `adamas.rules._adam_family`. For a noise
 change, :math:`\hat\phi_t` is the paper's :math:`\Phi = (\sigma C / B)^2` at every step.
 """
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from adamas import _validate
-from adamas.geometry import Value
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
 from adamas.rules.base import Options, Params
 
@@ -68,16 +63,10 @@ class AdamBC(AdamFamily):
     def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)
-        _validate.non_negative(correction=options["correction"])
-        if options["correction"] != 1 and options["floor"] == "auto":
+        correction = options.get("correction", 1.0)  # states of before have none
+        _validate.non_negative(correction=correction)
+        if correction != 1 and options["floor"] == "auto":
             raise ValueError(
-                f"Expected a floor in numbers with correction={options['correction']!r}, got floor='auto', "
+                f"Expected a floor in numbers with correction={correction!r}, got floor='auto', "
                 "which follows from the right correction."
             )
-
-    def _update_group(
-        self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
-    ) -> None:
-        if group["correction"] != 1:
-            noise_variance = {p: group["correction"] * noise_variance[p] for p in params}
-        super()._update_group(params, noise_variance, group)
