@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from adamas.data import cache
+from adamas.data import cache, client
 from adamas.data.apt import apt_files
 from adamas.data.npm import npm_files
 from adamas.data.pip import pip_files
@@ -191,6 +191,24 @@ def test_no_program_says_how_to_get_it(registry, monkeypatch):
     with pytest.raises(
         RuntimeError, match=rf"{registry.client} is needed to fetch thing 1\.0\.0: .*{remedy}"
     ):
+        registry.fetch()
+
+
+def test_an_interpreter_without_pip_says_how_to_get_it(tmp_path, monkeypatch):
+    registry = registry_for("pip", tmp_path, monkeypatch)
+    registry.fail("/venv/bin/python: No module named pip\n")
+    with pytest.raises(RuntimeError, match=r"pip is needed to fetch thing 1\.0\.0: .*ensurepip"):
+        registry.fetch()
+
+
+def test_a_program_that_may_not_be_run_is_not_blamed_on_the_cache(tmp_path, monkeypatch):
+    registry = registry_for("npm", tmp_path, monkeypatch)
+
+    def refused(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(client.subprocess, "run", refused)
+    with pytest.raises(RuntimeError, match=r"npm is needed to fetch thing 1\.0\.0"):
         registry.fetch()
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import Geometry, PrivateGradient, diagnostics, rules
-from adamas.diagnostics import QUANTILES, diagnose, histogram, histograms, squared_weights
+from adamas.diagnostics import QUANTILES, RawMoments, diagnose, histogram, histograms, squared_weights
 from adamas.noise import GaussianNoise
 
 
@@ -511,3 +511,49 @@ def test_the_progress_display_says_that_a_raw_run_is_not_private(capfd, monkeypa
 def test_the_module_explains_what_it_sees():
     assert "post-processing" in diagnostics.__doc__
     assert "Privacy: none" in diagnostics.RawMoments.__doc__
+
+
+@pytest.mark.parametrize("correction", [0.25, 4.0])
+def test_a_wrong_correction_does_not_change_what_the_noise_is(correction):
+    seen = []
+    for factor in (1.0, correction):
+        p = torch.nn.Parameter(torch.zeros(1000))
+        rule = rules.AdamBC([p], floor=1e-3, correction=factor)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(5):
+            gradient = torch.randn(1000, generator=generator)
+            PrivateGradient({p: gradient}, {p: 1.0}).write_to(rule)
+            rule.step()
+        entry = diagnose(rule, {p: "p"})["overall"]
+        moments = rule.moments(p)
+        seen.append((entry["noise_share"], entry["signal_to_noise"], moments.v_hat.mean().item()))
+        expected = (moments.v_hat - factor * moments.phi_hat).clamp(min=1e-3).sqrt()
+        torch.testing.assert_close(moments.denominator, expected, rtol=1e-4, atol=1e-6)
+    assert seen[0] == pytest.approx(seen[1], rel=1e-5)
+
+
+def test_statistics_of_moments_are_those_of_their_values():
+    p = torch.nn.Parameter(torch.zeros(3))
+    rule = rules.AdamBC([p], floor=1.0)
+    raw = RawMoments(rule)
+    raw.add({p: torch.tensor([1.0, 2.0, 0.0])})
+    PrivateGradient({p: torch.tensor([3.0, 4.0, 5.0])}, {p: 7.0}).write_to(rule)
+    rule.step()
+    seen = raw.compare({p: "p"}, histograms=True)["statistics"]
+    expected = {
+        "m": [1, 2, 0],
+        "private m": [3, 4, 5],
+        "v": [1, 4, 0],
+        "private v": [9, 16, 25],
+        "corrected v": [2, 9, 18],
+        "private m over v": [3, 2],  # 5 over 0 is not finite
+        "uncorrected update": [1, 1, 1],
+        "private update": [3 / 2**0.5, 4 / 3, 5 / 18**0.5],
+    }
+    for name, values in expected.items():
+        array = torch.tensor(values, dtype=torch.float64)
+        assert seen[name]["min"] == pytest.approx(float(array.min()), rel=1e-5, abs=1e-12), name
+        assert seen[name]["median"] == pytest.approx(float(array.quantile(0.5)), rel=1e-5), name
+        assert seen[name]["max"] == pytest.approx(float(array.max()), rel=1e-5), name
+        assert seen[name]["mean"] == pytest.approx(float(array.mean()), rel=1e-5), name
+        assert seen[name]["not_finite"] == 3 - len(values), name

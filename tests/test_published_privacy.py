@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from adamas import calibrate, ledger
 from adamas.reproduce import graph_accounting, privacy
-from adamas.reproduce.privacy import published_numbers, render
+from adamas.reproduce.privacy import grid, published_numbers, render
 
 FILE = Path(__file__).parent.parent / "experiments" / "privacy" / "published.toml"
 
@@ -72,6 +72,16 @@ def test_every_published_number_is_there(rows):
     assert [str(row.published) for row in rows if row.published is not None] == PRINTED.split()
     assert sum(row.recorded is not None for row in rows) == 9
     assert all((row.published is None) != (row.recorded is None) for row in rows)
+
+
+def test_the_page_that_comes_with_the_table_has_these_numbers(rows):
+    """But for the tight values, which take a minute."""
+    text = FILE.with_suffix("").joinpath("README.md").read_text(encoding="utf-8")
+    for row in grid(rows)[1:]:
+        assert f"| {' | '.join(row[:8])} |" in text, row
+    assert "21 of 21 printed numbers come out" in text
+    assert "3 of 3 more come out after a setting" in text
+    assert "9 are printed nowhere" in text
 
 
 @pytest.mark.parametrize("key", EXPECTED)
