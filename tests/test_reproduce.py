@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -196,13 +197,35 @@ def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path):
     assert names == [("adam", "high"), ("sgd", "high"), ("sgd", "low")]
 
 
-def test_a_run_that_is_finished_beside_a_failing_one_is_kept(tmp_path, monkeypatch):
-    """Both end before the parent looks."""
-    monkeypatch.setattr(runner, "wait", lambda running, return_when: concurrent.futures.wait(running))
-    table = load_table(write(tmp_path, BAD))
-    with Results(tmp_path / "results.jsonl", table) as kept, pytest.raises(RuntimeError, match="adam"):
-        reproduce(kept, columns=["low"], jobs=2)
-    assert [line["row"] for line in kept.lines] == ["sgd"]
+class BreakingPool:
+    """Its first process dies while the second one finishes; both are done when the parent looks."""
+
+    _processes = None
+
+    def __init__(self, *arguments, **options):
+        self.made = 0
+
+    def submit(self, function, *arguments):
+        future = concurrent.futures.Future()
+        self.made += 1
+        if self.made == 1:
+            future.set_exception(BrokenProcessPool())
+        else:
+            future.set_result(function(*arguments))
+        return future
+
+    def shutdown(self, **options):
+        pass
+
+
+def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, monkeypatch):
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", BreakingPool)
+    with (
+        Results(tmp_path / "results.jsonl", table) as kept,
+        pytest.raises(RuntimeError, match="ended before its time.*Finished runs are kept"),
+    ):
+        reproduce(kept, jobs=2)
+    assert [(line["row"], line["column"]) for line in kept.lines] == [("adam", "low")]
 
 
 def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
