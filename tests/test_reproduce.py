@@ -222,7 +222,7 @@ def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, mon
     monkeypatch.setattr(runner, "ProcessPoolExecutor", BreakingPool)
     with (
         Results(tmp_path / "results.jsonl", table) as kept,
-        pytest.raises(RuntimeError, match="ended before its time.*Finished runs are kept"),
+        pytest.raises(RuntimeError, match=r"ended before its time.*Finished runs are kept"),
     ):
         reproduce(kept, jobs=2)
     assert [(line["row"], line["column"]) for line in kept.lines] == [("adam", "low")]
