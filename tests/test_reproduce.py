@@ -86,6 +86,14 @@ def test_settings_come_from_table_column_row_and_their_crossing(table):
     assert table.rows["sgd"].published == {"low": (80.5, 0.1)}
 
 
+def test_none_is_written_as_a_word(tmp_path):
+    row = 'settings = { rule = "micro-adam", rule_options = { lr = 0.5, bits = "none" } }'
+    table = load_table(
+        write(tmp_path, TABLE.replace('settings = { rule = "sgd", rule_options = { lr = 0.5 } }', row))
+    )
+    assert table.cell_settings(Cell("sgd", "low"), 0).rule_options == {"lr": 0.5, "bits": None}
+
+
 def test_a_change_takes_the_place_of_what_excludes_it():
     changed = merged({"epochs": 5, "epsilon": 1.0, "batch_size": 2}, {"steps": 3, "noise_multiplier": 1.0})
     assert changed == {"steps": 3, "noise_multiplier": 1.0, "batch_size": 2}

@@ -2,7 +2,7 @@
 
 `experiments/<paper>/<table>.toml` names them. The settings of a cell are those of the table, changed by its
 column, by its row, and by what the row says about this column, in this order; they are the fields of
-`adamas.experiment.Settings`.
+`adamas.experiment.Settings`. TOML has no word for None: among the options of rule, model and data, "none" is it.
 """
 
 import tomllib
@@ -129,6 +129,9 @@ class Table:
         values = dict(self.settings)
         for change in changes:
             values = merged(values, change)
+        for name in _NESTED:
+            if name in values:
+                values[name] = {k: None if v == "none" else v for k, v in values[name].items()}
         return Settings(**values, seed=seed)
 
 
