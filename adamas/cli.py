@@ -227,7 +227,7 @@ def reproduce(
             progress=show,
         )
     _print_rows(head, body)
-    print(f"written to {place}")
+    print(f"page: {place / commands.PAGE}")
 
 
 @app.command()

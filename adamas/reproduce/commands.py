@@ -105,9 +105,8 @@ def _privacy_file(folder: Path) -> Path:
 
 def _privacy_table(path: Path, place: Path) -> list[list[str]]:
     rows = privacy.published_numbers(path)
-    if not any(
-        row.missing for row in rows
-    ):  # a page that has all numbers is not replaced by one that has not
+    # A page that has all numbers is not replaced by one that has not.
+    if not any(row.missing for row in rows):
         place.mkdir(parents=True, exist_ok=True)
         _write(place / PAGE, privacy.page(rows))
     return privacy.grid(rows)

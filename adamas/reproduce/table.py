@@ -2,7 +2,8 @@
 
 `experiments/<paper>/<table>.toml` names them. The settings of a cell are those of the table, changed by its
 column, by its row, and by what the row says about this column, in this order; they are the fields of
-`adamas.experiment.Settings`. TOML has no word for None: among the options of rule, model and data, "none" is it.
+`adamas.experiment.Settings`. TOML has no word for None: among the options of rule, model and data it is
+"none".
 """
 
 import tomllib
