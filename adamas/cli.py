@@ -22,7 +22,7 @@ from rich.table import Table
 import adamas
 from adamas import calibrate
 from adamas._words import rounded_up
-from adamas.data import DATASETS
+from adamas.data import DATASETS, VALIDATION
 from adamas.engines import ENGINES
 from adamas.ledger import ACCOUNTANTS
 from adamas.models import MODELS
@@ -116,6 +116,10 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
+    schedule: Annotated[
+        str, typer.Option(help="How the learning rate falls: constant, linear or cosine.")
+    ] = "constant",
+    ema: Annotated[float | None, typer.Option(help="Decay of an average of the weights, the result.")] = None,
     engine: EngineName = "auto",
     micro_batch_size: Annotated[int | None, typer.Option(help="Most examples at a time.")] = None,
     sampling: Annotated[str, typer.Option(help=f"One of: {', '.join(SAMPLERS)}.")] = "poisson",
@@ -156,6 +160,8 @@ def train(
         batch_size=batch_size,
         clip_norm=clip_norm,
         seed=seed,
+        schedule=schedule,
+        ema=ema,
         engine=engine,
         micro_batch_size=micro_batch_size,
         sampling=sampling,
@@ -165,7 +171,7 @@ def train(
         raw=raw,
     )
     if out is None:
-        out = Path("runs") / f"{data}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+        out = Path("runs") / f"{data.replace('/', '-')}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
     diagnose = diagnose or diagnose_every is not None
     result = train_and_save(
         settings, out, progress=progress, diagnose=diagnose, diagnose_every=diagnose_every
@@ -177,7 +183,9 @@ def train(
     if not result["private"]:
         console.print(f"[bold red]NOT PRIVATE[/]     {result['privacy']}", soft_wrap=True)
     console.print(f"epsilon         {_bound(result['epsilon'])}  (delta {delta:g}, {accountant})")
-    console.print(f"test accuracy   {result['test_accuracy']:.2%}")
+    # The words stand below one another.
+    name = "held out      " if data.endswith(VALIDATION) else "test accuracy "
+    console.print(f"{name}  {result['test_accuracy']:.2%}")
     console.print(f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}")
     console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
     files = ["result.json", "model.safetensors", "ledger.json"] + ["diagnostics.jsonl"] * diagnose

@@ -67,6 +67,19 @@ def test_train_writes_result_model_and_ledger(capsys, tmp_path):
     assert accuracy(model, digits.test) == result["test_accuracy"]
 
 
+def test_training_on_held_out_examples_does_not_speak_of_a_test(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [*QUICK, "--schedule", "cosine", "--ema", "0.9", "--seed", "0"]
+    code, printed, _ = call(capsys, "train", "--data", "digits/validation", *options)
+    assert code == 0
+    assert "held out" in printed
+    assert "test accuracy" not in printed
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("digits-validation-linear-adam-bc-")
+    settings = json.loads((folder / "result.json").read_text())["settings"]
+    assert (settings["schedule"], settings["ema"]) == ("cosine", 0.9)
+
+
 def test_the_same_seed_gives_the_same_model_and_no_seed_is_written(capsys, tmp_path):
     for name in ("a", "b"):
         assert call(capsys, "train", *QUICK, "--seed", "1", "--out", str(tmp_path / name))[0] == 0
