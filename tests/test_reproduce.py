@@ -66,6 +66,46 @@ def write(folder, text=TABLE):
     return path
 
 
+class Pool:
+    """Runs in this process, since a new one takes seconds to start; the first `dying` of them end early."""
+
+    _processes = None
+    dying = 0
+
+    def __init__(self, *arguments, **options):
+        self.left = self.dying
+
+    def submit(self, function, *arguments):
+        future = concurrent.futures.Future()
+        self.left -= 1
+        if self.left >= 0:
+            future.set_exception(BrokenProcessPool())
+            return future
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **options):
+        pass
+
+
+class DyingPool(Pool):
+    dying = 1
+
+
+@pytest.fixture
+def real_processes():
+    """For the tests of the processes themselves."""
+
+
+@pytest.fixture(autouse=True)
+def processes(request, monkeypatch):
+    if "real_processes" not in request.fixturenames:
+        monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
+
+
 @pytest.fixture
 def table(tmp_path):
     return load_table(write(tmp_path))
@@ -166,7 +206,9 @@ def test_rows_of_the_macadam_tables_are_the_presets(number, data):
 # --- runs -----------------------------------------------------------------------------------------------
 
 
-def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(tmp_path, table):
+def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(
+    tmp_path, table, real_processes
+):
     seen = []
     with Results(tmp_path / "one" / "results.jsonl", table) as one:
         reproduce(one, rows=["sgd"], progress=seen.append)
@@ -195,7 +237,7 @@ BAD = TABLE.replace("rule_options = { lr = 0.01 }", "rule_options = { lr = -1 }"
 )
 
 
-def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path):
+def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path, real_processes):
     table = load_table(write(tmp_path, BAD))
     failed = r"row 'adam', column 'low', seed 0 failed: .*lr=-1.*finished and kept"
     with Results(tmp_path / "results.jsonl", table) as kept, pytest.raises(RuntimeError, match=failed):
@@ -205,29 +247,8 @@ def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path):
     assert names == [("adam", "high"), ("sgd", "high"), ("sgd", "low")]
 
 
-class BreakingPool:
-    """Its first process dies while the second one finishes; both are done when the parent looks."""
-
-    _processes = None
-
-    def __init__(self, *arguments, **options):
-        self.made = 0
-
-    def submit(self, function, *arguments):
-        future = concurrent.futures.Future()
-        self.made += 1
-        if self.made == 1:
-            future.set_exception(BrokenProcessPool())
-        else:
-            future.set_result(function(*arguments))
-        return future
-
-    def shutdown(self, **options):
-        pass
-
-
 def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, monkeypatch):
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", BreakingPool)
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", DyingPool)
     with (
         Results(tmp_path / "results.jsonl", table) as kept,
         pytest.raises(RuntimeError, match=r"ended before its time.*Finished runs are kept"),
@@ -281,7 +302,7 @@ def alive(pid):
         return False
 
 
-def test_a_killed_process_loses_and_repeats_no_finished_run(tmp_path):
+def test_a_killed_process_loses_and_repeats_no_finished_run(tmp_path, real_processes):
     path = write(tmp_path, TABLE.replace("steps = 4", "steps = 40"))
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
