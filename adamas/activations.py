@@ -2,6 +2,9 @@
 
 A frozen stage is public and treats each example by itself, so that training on its outputs is training on the
 examples, with the same guarantee, and without paying for the frozen part at each step.
+
+The files say as much about the examples as the examples themselves: they need the same protection, and none of
+them is a release.
 """
 
 import dataclasses
@@ -68,7 +71,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _is_made_by(frozen: nn.Module, inputs: list[Tensor], kept: dict[str, Tensor]) -> bool:
-    """Whether the first and last examples still give what is kept: the code may have changed."""
+    """Whether three of the examples still give what is kept: the code may have changed."""
     count = len(inputs[0])
     probe = sorted({0, count // 2, count - 1})
     now = _outputs(frozen, [x[probe] for x in inputs])

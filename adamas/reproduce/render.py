@@ -19,7 +19,7 @@ class Summary:
     """The finished runs of a cell.
 
     Attributes:
-        mean: Mean test accuracy, in percent.
+        mean: Mean accuracy, in percent.
         deviation: Sample standard deviation, in percent; None for a single run.
         runs: How many.
         private: Whether all were.

@@ -19,6 +19,7 @@ from adamas.experiment import Settings
 _EITHER = [("epochs", "steps"), ("epsilon", "noise_multiplier")]
 _NESTED = ("data_options", "model_options", "rule_options")
 _FORMS = ("published", "corrected", "ours")
+
 PRIVACY_NUMBERS = "privacy/published"
 """The one table that needs no run: `adamas.reproduce.privacy`."""
 
@@ -108,18 +109,16 @@ class Table:
 
     def cells(self, rows: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> list[Cell]:
         """The cells of some rows and columns, or of all, column by column."""
-        wanted_rows, wanted = (
-            list(dict.fromkeys(rows or self.rows)),
-            list(dict.fromkeys(columns or self.columns)),
-        )
-        for name in wanted_rows:
+        row_names = dict.fromkeys(rows or self.rows)
+        column_names = dict.fromkeys(columns or self.columns)
+        for name in row_names:
             _validate.one_of(self.rows, row=name)
-        for name in wanted:
+        for name in column_names:
             _validate.one_of(self.columns, column=name)
         return [
             Cell(row, column)
-            for column in wanted
-            for row in wanted_rows
+            for column in column_names
+            for row in row_names
             if not self.rows[row].only or column in self.rows[row].only
         ]
 
@@ -137,7 +136,7 @@ class Table:
 
 
 def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some of them changed; options of rule and model are changed one by one."""
+    """Settings with some of them changed; options of data, model and rule are changed one by one."""
     result = dict(values)
     for one, other in [*_EITHER, *((b, a) for a, b in _EITHER)]:
         if one in change:
