@@ -3,8 +3,8 @@
 A frozen stage is public and treats each example by itself, so that training on its outputs is training on the
 examples, with the same guarantee, and without paying for the frozen part at each step.
 
-The files say as much about the examples as the examples themselves: they need the same protection, and none of
-them is a release.
+The files say as much about the examples as the examples themselves: they need the same protection, and none
+of them is a release.
 """
 
 import dataclasses
