@@ -9,6 +9,7 @@ from adamas.models.cnn5 import cnn5
 from adamas.models.minilm import BertSizes, minilm, minilm_classifier
 from adamas.models.mlp import linear, mlp
 from adamas.models.resnet import resnet8_gn, resnet18_gn
+from adamas.models.scattering import Scattering, scattering
 from adamas.models.staged import Staged
 from adamas.models.tanh_cnn import tanh_cnn
 from adamas.models.wide_resnet import wide_resnet
@@ -22,6 +23,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn-16-4": wide_resnet,
     "resnet8-gn": resnet8_gn,
     "resnet18-gn": resnet18_gn,
+    "scattering": scattering,
     "minilm": minilm_classifier,
 }
 """Models by name; each takes `(input_shape, classes)`, and its options by keyword."""
@@ -29,6 +31,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 __all__ = [
     "MODELS",
     "BertSizes",
+    "Scattering",
     "Staged",
     "cnn",
     "cnn5",
@@ -38,6 +41,7 @@ __all__ = [
     "mlp",
     "resnet8_gn",
     "resnet18_gn",
+    "scattering",
     "tanh_cnn",
     "wide_resnet",
 ]
