@@ -140,7 +140,8 @@ def _morlet(grid: Sequence[int], scale: int, angle: float, slant: float) -> Tens
             window += here
             wave += torch.polar(here, frequency * along)
     wave -= wave.sum() / window.sum() * window
-    return torch.fft.fft2(wave).real * slant / (2 * math.pi * width**2)
+    spectrum: Tensor = torch.fft.fft2(wave).real * slant / (2 * math.pi * width**2)
+    return spectrum
 
 
 def _averages(size: int, margin: int, spacing: int, width: float) -> Tensor:
