@@ -16,6 +16,7 @@ from scipy.stats import norm
 from adamas import calibrate, ledger
 from adamas.reproduce import graph_accounting, privacy
 from adamas.reproduce.privacy import grid, published_numbers, render
+from adamas.reproduce.privacy_entries import read_entries
 
 FILE = Path(__file__).parent.parent / "experiments" / "privacy" / "published.toml"
 
@@ -119,7 +120,7 @@ def test_a_wrong_value_does_not_agree(old, new):
     assert text.count(old) == 1
     changed, number = text.replace(old, new), text[: text.index(old)].count("[[table]]") - 1
     table = "[[table]]" + changed.split("[[table]]")[1:][number]
-    entries = [entry for entry in privacy._entries(table) if entry not in privacy._entries(text)]
+    entries = [entry for entry in read_entries(table) if entry not in read_entries(text)]
     assert len(entries) == 1
     assert privacy._row(entries[0], tight=False).agrees is False
 

@@ -6,11 +6,9 @@ it. `published_numbers` computes each by that convention and by the tight accoun
 
 import importlib
 import math
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,34 +16,15 @@ from typing import Any
 import dp_accounting
 from scipy.optimize import brentq
 
-from adamas import _validate, calibrate, ledger
+from adamas import calibrate, ledger
 from adamas.reproduce import graph_accounting
+from adamas.reproduce.privacy_entries import CONVENTIONS, Entry, read_entries
 
-QUANTITIES = ("epsilon", "steps", "noise_multiplier")
-"""What a number can be."""
-
-CONVENTIONS = {
-    "pld": "PLD",
-    "rdp": "RDP",
-    "prv": "PRV of Opacus",
-    "graph-rdp": "RDP over graph terms",
-}
-"""Accountants by which a number can be reproduced, and how the table calls them."""
-
-_ANSWERS = {"pld": QUANTITIES, "rdp": QUANTITIES, "prv": ("epsilon",), "graph-rdp": ("epsilon", "steps")}
-_STOPS = ("within", "beyond")
-
-_TEXTS = ("paper", "place", "task", "what", "accountant", "stop", "tolerance_reason", "fitted", "remark")
-_COUNTS = ("batch_size", "dataset_size", "steps", "epochs", "max_degree", "whole_epochs")
 TITLE = "Published privacy numbers against computed ones"
 """What the table is called."""
 
 _HEAD = ["Paper", "Place", "Run", "Quantity", "Published", "Reproduced", "by", "Agrees", "Tight (PLD)"]
 _HEAD += ["ε of the published run (PLD)", "Remark"]
-_NUMBERS = ("noise_multiplier", "epsilon", "tolerance", "published", "recorded")
-_SHARES = ("delta", "sampling_rate")
-_REQUIRED = ("paper", "place", "task", "what", "accountant", "delta")
-_KEYS = (*_TEXTS, *_COUNTS, *_NUMBERS, *_SHARES)
 
 _NOISE_TICK = 1e-4  # `calibrate` rounds noise multipliers up to it
 _TIGHT_TICK = {"steps": 1.0, "noise_multiplier": 1e-3}
@@ -106,7 +85,7 @@ def published_numbers(source: Path | str, *, tight: bool = True) -> list[Row]:
         ValueError: If the file is not as expected, with the entry and the key.
     """
     rows = []
-    for entry in _entries(source):
+    for entry in read_entries(source):
         try:
             rows.append(_row(entry, tight))
         except ValueError as error:
@@ -186,208 +165,10 @@ def _number(value: float | None, quantity: str) -> str:
     return format(value, {"steps": ",.0f", "epsilon": ".3f", "noise_multiplier": ".4g"}[quantity])
 
 
-# --- the file -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A checked entry: the run and what is asked of it. Numbers that are asked for are None."""
-
-    paper: str
-    place: str
-    task: str
-    what: str
-    accountant: str
-    delta: float
-    sampling_rate: float
-    sampling: str
-    dataset_size: int | None
-    batch_size: int | None
-    max_degree: int | None
-    noise_multiplier: float | None
-    epsilon: float | None
-    steps: int | None
-    epochs: int | None
-    stop: str
-    whole_epochs: int
-    published: Decimal | None
-    recorded: Decimal | None
-    tolerance: float | None
-    fitted: str
-    remark: str
-
-    @property
-    def value(self) -> Decimal:
-        """What the number should be."""
-        value = self.recorded if self.published is None else self.published
-        assert value is not None
-        return value
-
-
-def _entries(source: Path | str) -> list[_Entry]:
-    if isinstance(source, Path) or "\n" not in source:
-        path = Path(source)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"Expected {path} to be a readable file: {error}.") from error
-        where = f"{path}: "
-    else:
-        text, where = source, ""
-    try:
-        # Decimal keeps the digits: 4.00 is printed more exactly than 4.
-        values = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{where}expected TOML: {error}.") from error
-    tables = values.pop("table", None)
-    if values or not _is_list_of_tables(tables):
-        found = ", ".join(map(repr, values)) or "none"
-        raise ValueError(f"{where}expected [[table]] entries and nothing else; other keys: {found}.")
-    entries = []
-    for number, table in enumerate(tables, 1):
-        rows = table.pop("rows", None)
-        name = f"{where}table {number} ({table.get('paper', 'no paper')}, {table.get('place', 'no place')})"
-        if not _is_list_of_tables(rows):
-            raise ValueError(f"{name}: expected the key 'rows' to be a list of tables, with one row or more.")
-        for index, row in enumerate(rows, 1):
-            try:
-                entries.append(_entry(_merged(table, row)))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{name}, row {index}: {error}") from error
-    return entries
-
-
-def _is_list_of_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _merged(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _checked(key, value) for key, value in {**table, **row}.items()}
-
-
-def _checked(key: str, value: Any) -> Any:
-    if key not in _KEYS:
-        raise ValueError(f"Unknown key {key!r}. Known keys: {', '.join(_KEYS)}.")
-    if key in _TEXTS:
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"Expected {key}={value!r} to be a text that is not empty.")
-        return value
-    if key in _COUNTS:
-        (_validate.whole if key == "max_degree" else _validate.count)(**{key: value})
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
-        raise ValueError(f"Expected {key}={value!r} to be a number.")
-    if key in _SHARES:
-        share = _share(key, value)
-        (_validate.rate if key == "sampling_rate" else _validate.probability)(**{key: share})
-        return share
-    if isinstance(value, str):
-        raise ValueError(f"Expected {key}={value!r} to be a number, not a text. Remove the quotes.")
-    _validate.positive(**{key: float(value)})
-    return Decimal(value) if key in ("published", "recorded") else float(value)
-
-
-def _share(key: str, value: int | Decimal | str) -> float:
-    try:
-        return float(Fraction(value))
-    except (ValueError, OverflowError, ZeroDivisionError) as error:
-        raise ValueError(f'Expected {key}={value!r} to be a number or a fraction such as "1/11".') from error
-
-
-def _entry(values: dict[str, Any]) -> _Entry:
-    _need(values, *_REQUIRED)
-    what, accountant = values["what"], values["accountant"]
-    _validate.one_of(QUANTITIES, what=what)
-    _validate.one_of(CONVENTIONS, accountant=accountant)
-    if what not in _ANSWERS[accountant]:
-        raise ValueError(
-            f"Expected what={what!r} with another accountant: {accountant!r} answers "
-            f"{' and '.join(map(repr, _ANSWERS[accountant]))} only."
-        )
-    _one_of_two(values, "published", "recorded")
-    if ("tolerance" in values) != ("tolerance_reason" in values):
-        raise ValueError(
-            "Expected 'tolerance' and 'tolerance_reason' together: a tolerance needs its reason."
-        )
-    _need(values, *({"noise_multiplier", "epsilon"} - {what}))
-    _refuse(values, what, because=f"the entry asks for it (what={what!r})")
-    if what == "steps":
-        _refuse(values, "epochs", because="the entry asks for the steps")
-        _validate.one_of(_STOPS, stop=values.setdefault("stop", "within"))
-        value: Decimal = values["published" if "published" in values else "recorded"]
-        if value != int(value):
-            raise ValueError(f"Expected a whole number of steps, got {value}.")
-    else:
-        _refuse(values, "stop", "whole_epochs", because="the entry does not ask for steps")
-        _one_of_two(values, "steps", "epochs")
-    if "sampling_rate" in values:
-        _refuse(values, "batch_size", "dataset_size", because="'sampling_rate' is given")
-        _refuse(values, "epochs", because="without 'batch_size' an epoch has no steps. Give 'steps'")
-    else:
-        _need(values, "batch_size", "dataset_size")
-        if values["batch_size"] > values["dataset_size"]:
-            raise ValueError(
-                f"Expected batch_size={values['batch_size']} <= dataset_size={values['dataset_size']}."
-            )
-    if accountant == "graph-rdp":
-        _refuse(values, "sampling_rate", because="graphs need 'batch_size' and 'dataset_size', the nodes")
-        _need(values, "max_degree")
-    else:
-        _refuse(values, "max_degree", because=f"accountant={accountant!r} is not for graphs")
-    return _built(values)
-
-
-def _built(values: dict[str, Any]) -> _Entry:
-    size, batch = values.get("dataset_size"), values.get("batch_size")
-    steps = values.get("steps")
-    if size is None or batch is None:
-        rate = values["sampling_rate"]
-        sampling = f"q = 1/{1 / rate:g}" if float(1 / rate).is_integer() else f"q = {rate:g}"
-    else:
-        rate, sampling = batch / size, f"{batch:,} of {size:,}"
-        if "epochs" in values:
-            steps = values["epochs"] * math.ceil(size / batch)
-    reason = values.get("tolerance_reason")
-    remarks = [values.get("remark", ""), f"Within {values['tolerance']:g}: {reason}." if reason else ""]
-    optional = ("max_degree", "noise_multiplier", "epsilon", "epochs", "published", "recorded", "tolerance")
-    fields: dict[str, Any] = {key: values.get(key) for key in optional}
-    fields |= {key: values[key] for key in _REQUIRED}
-    return _Entry(
-        **fields,
-        sampling_rate=rate,
-        sampling=sampling,
-        dataset_size=size,
-        batch_size=batch,
-        steps=steps,
-        stop=values.get("stop", "within"),
-        whole_epochs=values.get("whole_epochs", 1),
-        fitted=values.get("fitted", ""),
-        remark=" ".join(remark for remark in remarks if remark),
-    )
-
-
-def _need(values: Mapping[str, Any], *keys: str) -> None:
-    for key in sorted(keys):
-        if key not in values:
-            raise ValueError(f"Missing key {key!r}. Add it to the row or to its table.")
-
-
-def _refuse(values: Mapping[str, Any], *keys: str, because: str) -> None:
-    for key in keys:
-        if key in values:
-            raise ValueError(f"Expected no key {key!r}: {because}. Remove it.")
-
-
-def _one_of_two(values: Mapping[str, Any], one: str, other: str) -> None:
-    if (one in values) == (other in values):
-        found = "both" if one in values else "neither"
-        raise ValueError(f"Expected one of the keys {one!r} and {other!r}, found {found}.")
-
-
 # --- the numbers ----------------------------------------------------------------------------------------
 
 
-def _row(entry: _Entry, tight: bool) -> Row:
+def _row(entry: Entry, tight: bool) -> Row:
     reproduced = _reproduced(entry)
     has_run = entry.published is not None and entry.what != "epsilon"
     return Row(
@@ -408,7 +189,7 @@ def _row(entry: _Entry, tight: bool) -> Row:
     )
 
 
-def _words(entry: _Entry) -> str:
+def _words(entry: Entry) -> str:
     parts = [entry.sampling]
     if entry.max_degree is not None:
         parts.append(f"K = {entry.max_degree}")
@@ -422,7 +203,7 @@ def _words(entry: _Entry) -> str:
     return f"{entry.task}: {', '.join(parts)}, δ = {entry.delta:.2g}"
 
 
-def _agrees(reproduced: float, entry: _Entry) -> bool:
+def _agrees(reproduced: float, entry: Entry) -> bool:
     if entry.tolerance is not None:
         allowed = entry.tolerance
     else:
@@ -432,7 +213,7 @@ def _agrees(reproduced: float, entry: _Entry) -> bool:
     return abs(reproduced - float(entry.value)) <= allowed + 1e-9
 
 
-def _reproduced(entry: _Entry) -> float | None:
+def _reproduced(entry: Entry) -> float | None:
     """The number by the convention of the entry; None without Opacus."""
     value = (
         _by_prv(entry) if entry.accountant == "prv" else _by(entry, entry.accountant.removeprefix("graph-"))
@@ -443,7 +224,7 @@ def _reproduced(entry: _Entry) -> float | None:
     return math.ceil(value / entry.whole_epochs) * entry.whole_epochs
 
 
-def _by_prv(entry: _Entry) -> float | None:
+def _by_prv(entry: Entry) -> float | None:
     try:
         accountants = importlib.import_module("opacus.accountants")
     except ImportError:
@@ -454,7 +235,7 @@ def _by_prv(entry: _Entry) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _by(entry: _Entry, accountant: str) -> float:
+def _by(entry: Entry, accountant: str) -> float:
     """The number by RDP or PLD; the most steps that the budget allows."""
     asked = {"noise_multiplier": entry.noise_multiplier, "epsilon": entry.epsilon, "steps": entry.steps}
     known: dict[str, Any] = {key: value for key, value in asked.items() if key != entry.what and value}
@@ -465,7 +246,7 @@ def _by(entry: _Entry, accountant: str) -> float:
     return float(getattr(calibrate, entry.what)(sampling_rate=entry.sampling_rate, **known))
 
 
-def _tight(entry: _Entry) -> float:
+def _tight(entry: Entry) -> float:
     """The number by PLD."""
     if entry.what == "epsilon" or entry.accountant == "graph-rdp":
         return _by(entry, "pld")
@@ -476,7 +257,7 @@ def _tight(entry: _Entry) -> float:
     return _tight_search("noise_multiplier", entry.epsilon, _by(entry, "rdp"), steps=entry.steps, **known)
 
 
-def _spent(entry: _Entry) -> float:
+def _spent(entry: Entry) -> float:
     """The epsilon by PLD of the run with the published steps or noise."""
     run: dict[str, Any] = {"noise_multiplier": entry.noise_multiplier, "steps": entry.steps}
     run[entry.what] = int(entry.value) if entry.what == "steps" else float(entry.value)
