@@ -257,6 +257,25 @@ def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, mon
     assert [(line["row"], line["column"]) for line in kept.lines] == [("adam", "low")]
 
 
+def test_processes_start_with_settings_for_memory_that_the_caller_does_not_keep(tmp_path, table, monkeypatch):
+    started = []
+
+    class Recording(Pool):
+        def submit(self, *arguments):
+            started.append(dict(os.environ))
+            return super().submit(*arguments)
+
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", Recording)
+    monkeypatch.delenv("MALLOC_TOP_PAD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")  # the user's own
+    before = dict(os.environ)
+    with Results(tmp_path / "results.jsonl", table) as kept:
+        reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
+    assert started[0]["MALLOC_TOP_PAD_"] == str(1 << 28)
+    assert started[0]["MALLOC_TRIM_THRESHOLD_"] == "7"
+    assert dict(os.environ) == before
+
+
 def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
     with Results(tmp_path / "results.jsonl", table) as kept:
         reproduce(kept, rows=["sgd", "sgd"], columns=["low", "low"], seeds=1)

@@ -7,9 +7,10 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,14 @@ from adamas.run import PrivateRun
 
 # Sums depend on the number of threads in their last bits, so it does not depend on the number of jobs.
 _THREADS = 1
+
+# glibc gives large blocks back to the system when they are freed, and a step asks for the same ones again:
+# up to a third of the time of a run. Other systems ignore these.
+_KEPT_MEMORY = {
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,8 @@ def reproduce(
             while queue and len(running) < jobs:
                 cell, seed = queue.pop(0)
                 settings = table.cell_settings(cell, seed)
-                future = pool.submit(finished_run, settings, table.evaluations, table.histograms)
+                with _environment(_KEPT_MEMORY):  # a process may start here
+                    future = pool.submit(finished_run, settings, table.evaluations, table.histograms)
                 running[future] = (cell, seed)
             finished = wait(running, return_when=FIRST_COMPLETED).done
             # Those that succeeded come first: nothing that follows can lose them.
@@ -123,6 +133,18 @@ def reproduce(
         pool.shutdown(wait=True, cancel_futures=True)
     if failures:
         raise RuntimeError(" ".join([*failures, "All other runs are finished and kept."]))
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables for processes that start within, unless the user has set them."""
+    added = values.keys() - os.environ.keys()
+    os.environ.update({name: values[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _left(results: Results, missing: list[tuple[Cell, int]], jobs: int) -> float | None:
