@@ -92,23 +92,47 @@ def noise_multiplier_for(
     relation: NeighboringRelation = _ADD_REMOVE,
 ) -> float:
     """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
+
+    def cost(z: float, coarse: bool | None) -> float:
+        return ledger.composed_epsilon([(make_event(z), 1)], delta, accountant, relation, coarse=coarse)
+
+    # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
+    return _least_noise_multiplier(
+        cost, epsilon, delta, coarse=accountant == "pld" and epsilon > _WIDE_BUDGET
+    )
+
+
+def least_noise_multiplier(cost: Callable[[float], float], *, epsilon: float, delta: float) -> float:
+    """`noise_multiplier` for whatever has an epsilon, given as a function of the multiplier.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.least_noise_multiplier(lambda z: 10 / z, epsilon=4.0, delta=1e-5)
+        2.5
+    """
+    return _least_noise_multiplier(lambda z, coarse: cost(z), epsilon, delta, coarse=False)
+
+
+def _least_noise_multiplier(
+    cost: Callable[[float, bool | None], float], epsilon: float, delta: float, *, coarse: bool
+) -> float:
+    """The search: with `coarse` the first part of it asks for coarse answers."""
     _check_budget(epsilon, delta)
 
     def excess(z: float, coarse: bool | None = None) -> float:
         """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
-        entries = [(make_event(z), 1)]
-        cost = ledger.composed_epsilon(entries, delta, accountant, relation, coarse=coarse)
-        return min(max(math.log(max(cost, 1e-300) / epsilon), -50.0), 50.0)
+        return min(max(math.log(max(cost(z, coarse), 1e-300) / epsilon), -50.0), 50.0)
 
     if excess(_LARGEST_MULTIPLIER) > 0:
+        least = cost(_LARGEST_MULTIPLIER, None)
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
-            f"{_LARGEST_MULTIPLIER:.0f} is not enough. Raise epsilon or delta, or make fewer steps."
+            f"{_LARGEST_MULTIPLIER:.0f} is not enough: it gives epsilon={least:.4g}. Raise epsilon or delta, "
+            "or make fewer steps."
         )
-    # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
-    coarse = True if accountant == "pld" and epsilon > _WIDE_BUDGET else None
-    low, high = _bracket(lambda z: excess(z, coarse), epsilon, delta)
-    log_z = brentq(lambda x: excess(math.exp(x), coarse), math.log(low), math.log(high), xtol=1e-3)
+    rough = coarse or None
+    low, high = _bracket(lambda z: excess(z, rough), epsilon, delta)
+    log_z = brentq(lambda x: excess(math.exp(x), rough), math.log(low), math.log(high), xtol=1e-3)
     # Then the smallest whole tick that keeps the budget.
     per_unit = _TICKS / 10 ** max(0, math.floor(log_z / math.log(10)))
     near = math.ceil(math.exp(log_z) * per_unit)

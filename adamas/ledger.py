@@ -24,8 +24,8 @@ from adamas.sampling import Sampler, joint_noise_multiplier
 # well; above _LARGE the last digits are not worth ten times the work.
 _FINE, _COARSE, _LARGE = 1e-4, 1e-3, 20.0
 
-# The orders of Opacus, with which the papers' values were computed.
-_RDP_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
+RDP_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
+"""The orders of Opacus, with which the papers' values were computed."""
 
 _EVENTS: dict[str, type[dp_accounting.DpEvent]] = {
     cls.__name__: cls
@@ -190,7 +190,7 @@ def composed_epsilon(
     entries = [(_joined(event), count) for event, count in entries]
     if accountant != "pld":
         composed = _composed(ACCOUNTANTS[accountant](relation), entries)
-        with _quiet_accountants():
+        with quiet_accountants():
             return float(composed.get_epsilon(delta))
     if coarse is not False:
         rough = float(_composed(_pld(relation, _COARSE), entries).get_epsilon(delta))
@@ -237,7 +237,7 @@ def _composed(
 ) -> PrivacyAccountant:
     for event, count in entries:
         try:
-            with _quiet_accountants():
+            with quiet_accountants():
                 accountant.compose(event, count)
         except dp_accounting.UnsupportedEventError as error:
             raise UnsupportedError(
@@ -248,7 +248,7 @@ def _composed(
 
 
 @contextmanager
-def _quiet_accountants() -> Iterator[None]:
+def quiet_accountants() -> Iterator[None]:
     """No warning for each RDP order that is left out or rounded, which is safe."""
     logger = logging.getLogger("absl")
     level = logger.level
@@ -264,7 +264,7 @@ def _pld(relation: NeighboringRelation, interval: float = _FINE) -> PrivacyAccou
 
 
 def _rdp(relation: NeighboringRelation) -> PrivacyAccountant:
-    return RdpAccountant(_RDP_ORDERS, relation)
+    return RdpAccountant(RDP_ORDERS, relation)
 
 
 ACCOUNTANTS: dict[str, Callable[[NeighboringRelation], PrivacyAccountant]] = {

@@ -32,6 +32,7 @@ LAYERS = [
     ["data", "models"],
     ["activations"],
     ["experiment"],
+    ["federated"],
     ["reproduce"],
     ["report"],
     ["cli"],

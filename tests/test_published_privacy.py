@@ -330,10 +330,6 @@ def test_one_step_by_pld_has_the_mean_of_the_deltas():
     assert delta == pytest.approx(1e-3, rel=2e-3)
 
 
-def test_the_orders_are_those_of_the_rdp_accountant():
-    assert list(graph_accounting.ORDERS) == ledger._RDP_ORDERS
-
-
 def test_the_steps_are_the_most_that_keep_the_budget_and_pld_allows_more():
     run = {"noise_multiplier": 2.7, "nodes": 90_941, "batch_size": 10_000, "max_degree": 6, "delta": 1e-6}
     counts = {}

@@ -40,9 +40,7 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import hypergeom
 
 from adamas import _validate
-
-ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
-"""The orders of the "rdp" accountant of `adamas.ledger`."""
+from adamas.ledger import RDP_ORDERS
 
 _CELL = 1e-3  # width of the cells into which the privacy loss is rounded up, for PLD
 _TAIL = 10.0  # standard deviations up to which the privacy loss has cells
@@ -150,14 +148,14 @@ def _composed(
     _validate.one_of(("rdp", "pld"), accountant=accountant)
     if accountant == "rdp":
         gamma = renyi(
-            ORDERS,
+            RDP_ORDERS,
             noise_multiplier=noise_multiplier,
             nodes=nodes,
             batch_size=batch_size,
             max_degree=max_degree,
         )
         gamma = np.maximum(gamma, 0.0)  # a rounding error below 0 would count as no loss at all
-        return lambda count: float(compute_epsilon(ORDERS, gamma * count, delta)[0])
+        return lambda count: float(compute_epsilon(RDP_ORDERS, gamma * count, delta)[0])
     loss = _loss(noise_multiplier, nodes, batch_size, max_degree)
     return lambda count: float(loss.self_compose(count).get_epsilon_for_delta(delta))
 

@@ -1,0 +1,252 @@
+r"""DP-FedAdamW (Liu et al., CVPR 2026): AdamW for clients with few, different and private examples.
+
+.. math::
+    m   &= \beta_1 m + (1-\beta_1)\tilde g, \quad \hat m = m/(1-\beta_1^k); \qquad
+    v    = \beta_2 v + (1-\beta_2)\tilde g^2, \quad \hat v = v/(1-\beta_2^{tK+k}) \\
+    \theta &\leftarrow \theta - \eta_t\Big(\hat m\big/\sqrt{\max(\hat v - \Phi, \gamma')}
+              + \lambda\theta + \gamma\Delta_G\Big)                                          \\
+    \theta^{t+1} &= \theta^t + \frac1S\sum_i \Delta\theta_i, \qquad
+    \bar v_b^{t+1} = \frac1S\sum_i \mathrm{mean}_b(v_i), \qquad
+    \Delta_G^{t+1} = -\frac{1}{S K \eta_t} \sum_i \Delta\theta_i
+
+:math:`\Phi` is the variance of the noise in a release. m starts at 0 in each round, v at the averages
+:math:`\bar v` of its blocks. These are sent with the noise in them: it is subtracted once, at each step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adamas import _validate
+from adamas._numerics import accumulation_dtype
+from adamas.federated.algorithm import (
+    Algorithm,
+    Arrays,
+    Client,
+    Records,
+    Round,
+    by_name,
+    differences,
+    divided_sum,
+    zeros_like,
+)
+from adamas.federated.blocks import Blocks
+from adamas.geometry import Value
+from adamas.rules.base import Options, Params, Rule, State
+from adamas.theory import automatic_floor
+
+_AGGREGATIONS = ("blocks", "coordinates", "none")
+_COUNTERS = ("split", "code")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdamW(Algorithm):
+    """Local AdamW with shared second moments of blocks, without their noise, aligned with everybody.
+
+    Each of the three parts can be switched off: `aggregation="none"`, `bias_correction=False`, `alignment=0`.
+
+    Attributes:
+        betas: Decays of the moments.
+        eps: tau, added to the root where the noise is not subtracted, or there is no floor.
+        floor: gamma', the least value under the root: a number, "auto" as in `adamas.rules.AdamBC`, or None
+            for 0 with `eps` added to the root, as the paper has it; see below.
+        weight_decay: lambda.
+        alignment: gamma, the weight of everybody's direction: a momentum from round to round, below 1.
+        aggregation: "blocks" sends one second moment per block; "coordinates" all of them, which doubles an
+            upload; "none" starts from 0 in each round.
+        bias_correction: Subtract the noise's variance.
+        blocks: The partition; None takes `Blocks.of(model)`.
+        counter: "split" corrects m for its start in this round, v for its start in the first round. "code"
+            counts both from the first round, as the public code does, which makes the first steps of later
+            rounds ten times smaller.
+
+    Differs from the paper: weight decay shrinks the parameters (the printed sign lets them grow); without a
+    floor half of the coordinates that noise alone moves would be divided by `eps`, so there is one.
+    """
+
+    lr: float = 3e-4
+    schedule: str = "cosine"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    floor: float | str | None = "auto"
+    weight_decay: float = 0.01
+    alignment: float = 0.5
+    aggregation: str = "blocks"
+    bias_correction: bool = True
+    blocks: Blocks | None = None
+    counter: str = "split"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.decays(betas=self.betas)
+        _validate.positive(eps=self.eps)
+        _validate.non_negative(weight_decay=self.weight_decay)
+        _validate.decay(alignment=self.alignment)
+        _validate.one_of(_AGGREGATIONS, aggregation=self.aggregation)
+        _validate.one_of(_COUNTERS, counter=self.counter)
+        if isinstance(self.floor, str):
+            _validate.one_of(["auto"], floor=self.floor)
+        elif self.floor is not None:
+            _validate.positive(floor=self.floor)
+
+    @property
+    def sends(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See `Algorithm`: only what is used."""
+        moments = ("second-moments",) if self.aggregation != "none" else ()
+        return ("parameters", *moments, *(("direction",) if self.alignment else ()))
+
+    @property
+    def uploads(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See `Algorithm`."""
+        return ("increment", "second-moments") if self.aggregation != "none" else ("increment",)
+
+    def start(self, model: nn.Module) -> Records:
+        """See `Algorithm.start`."""
+        state = super().start(model)
+        if self.aggregation != "none":
+            state["second-moments"] = self._sent(model, zeros_like(state["parameters"]))
+        if self.alignment:
+            state["direction"] = zeros_like(state["parameters"])
+        return state
+
+    def train(self, client: Client, received: Records, round: Round) -> Records:
+        """See `Algorithm.train`."""
+        client.load(received["parameters"])
+        parameters = client.parameters
+        shared = self.aggregation != "none"
+        rule = AlignedAdamW(
+            parameters.values(),
+            lr=self.rate(round),
+            betas=self.betas,
+            eps=self.eps,
+            floor=self.floor,
+            weight_decay=self.weight_decay,
+            alignment=self.alignment,
+            bias_correction=self.bias_correction,
+            second_moments=by_name(client, self._received(client.model, received["second-moments"]))
+            if shared
+            else None,
+            steps_before=round.number * round.local_steps if shared else 0,
+            counter=self.counter,
+            direction=by_name(client, received["direction"]) if self.alignment else None,
+        )
+        client.train(rule, round.local_steps)
+        update = {"increment": differences(parameters, received["parameters"])}
+        if shared:
+            moments = {name: rule.state[p]["v"] for name, p in parameters.items()}
+            update["second-moments"] = self._sent(client.model, moments)
+        return update
+
+    def aggregate(
+        self, state: Records, updates: Sequence[Records], *, expected: float, clients: int, round: Round
+    ) -> Records:
+        """See `Algorithm.aggregate`; moments are averaged over the clients that answered."""
+        result = super().aggregate(state, updates, expected=expected, clients=clients, round=round)
+        if self.aggregation != "none":
+            result["second-moments"] = divided_sum(
+                [update["second-moments"] for update in updates], len(updates)
+            )
+        if self.alignment:
+            result["direction"] = divided_sum(
+                [update["increment"] for update in updates], -expected * round.local_steps * self.rate(round)
+            )
+        return result
+
+    def _sent(self, model: nn.Module, moments: Arrays) -> Arrays:
+        """Second moments as they travel."""
+        if self.aggregation == "coordinates":
+            return moments
+        return {"blocks": self._blocks(model).means(moments)}
+
+    def _received(self, model: nn.Module, moments: Arrays) -> Arrays:
+        """Second moments by parameter."""
+        if self.aggregation == "coordinates":
+            return moments
+        return self._blocks(model).expanded(moments["blocks"])
+
+    def _blocks(self, model: nn.Module) -> Blocks:
+        return self.blocks or Blocks.of(model)
+
+
+class AlignedAdamW(Rule):
+    """The local step of `FedAdamW`.
+
+    Args:
+        params: Parameters.
+        lr: Learning rate of the round.
+        betas: See `FedAdamW`.
+        eps: See `FedAdamW`.
+        floor: See `FedAdamW`.
+        weight_decay: See `FedAdamW`.
+        alignment: See `FedAdamW`.
+        bias_correction: See `FedAdamW`.
+        second_moments: Where v starts; None is 0.
+        steps_before: How many steps `second_moments` come from.
+        counter: See `FedAdamW`.
+        direction: Everybody's direction; None is 0.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        floor: float | str | None,
+        weight_decay: float,
+        alignment: float,
+        bias_correction: bool,
+        second_moments: dict[Tensor, Tensor] | None,
+        steps_before: int,
+        counter: str,
+        direction: dict[Tensor, Tensor] | None,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "floor": floor,
+            "weight_decay": weight_decay,
+            "alignment": alignment,
+            "bias_correction": bias_correction,
+            "counter": counter,
+        }
+        super().__init__(params, options)
+        self._direction = direction
+        self._steps_before = steps_before
+        for p in self.trainable():
+            dtype = accumulation_dtype(p.dtype)
+            zeros = torch.zeros_like(p, dtype=dtype)
+            v = zeros.clone() if second_moments is None else second_moments[p].to(dtype, copy=True)
+            self.state[p] = {"step": 0, "m": zeros, "v": v}
+
+    def _update(
+        self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
+    ) -> None:
+        b1, b2 = group["betas"]
+        state["step"] += 1
+        local, total = state["step"], self._steps_before + state["step"]
+        m, v = state["m"], state["v"]
+        g = gradient.to(m.dtype)
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        m_hat = m / (1 - b1 ** (local if group["counter"] == "split" else total))
+        step = m_hat.div_(_denominator(v / (1 - b2**total), noise_variance, group, total))
+        if self._direction is not None:
+            step.add_(self._direction[p].to(step.dtype), alpha=group["alignment"])
+        p.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
+
+
+def _denominator(v_hat: Tensor, noise_variance: Value, group: Options, step: int) -> Tensor:
+    if not group["bias_correction"]:
+        return v_hat.sqrt_().add_(group["eps"])
+    v_hat.sub_(noise_variance)
+    floor = group["floor"]
+    if floor is None:
+        return v_hat.clamp_(min=0).sqrt_().add_(group["eps"])
+    if floor == "auto":
+        floor = automatic_floor(step, noise_variance, group["betas"][1])
+    return v_hat.clamp_(min=floor).sqrt_()

@@ -1,0 +1,269 @@
+"""The server's side of a federated training: whom it asks, which answers it takes, and what it costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from adamas import _validate
+from adamas._streams import Seed
+from adamas.engines import Stacked, trainable_parameters
+from adamas.errors import UnsupportedError
+from adamas.federated.accounting import Plan
+from adamas.federated.algorithm import Algorithm, Arrays, Records, Round, check_arrays
+from adamas.geometry import Geometry
+from adamas.ledger import Ledger
+from adamas.noise import GaussianNoise
+from adamas.privatize import privatize
+from adamas.sampling import Poisson
+
+UNITS = ("record", "client")
+"""Whose influence is hidden: an example's, by noise on the clients; or a client's, by noise on the server."""
+
+
+class NoAnswerError(RuntimeError):
+    """No client that was asked gave an update that can be used."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of a round.
+
+    Attributes:
+        number: 0, 1, ...
+        answered: Clients whose update was taken.
+        left_out: Client -> why its update was not taken.
+    """
+
+    number: int
+    answered: tuple[int, ...]
+    left_out: Mapping[int, str]
+
+
+class Server:
+    """A federated training, round by round: `open_round`, then `close_round` with the answers.
+
+    Args:
+        algorithm: What clients and server compute.
+        model: The architecture with its initial parameters; it gets those of the last round.
+        sizes: Number of examples of each client, which is public.
+        plan: What the privacy depends on. For the unit "record" its sampling rate must be that of the client
+            with the fewest examples.
+        batch_size: Expected number of examples of a local step.
+        participation: Share of the clients that take part in a round: a fixed number of them, drawn at
+            random; for the unit "client", each by a coin of its own.
+        noise_multiplier: Of the clients' releases, or for the unit "client", of the server's.
+        clip_norm: To which the server clips whole updates, for the unit "client".
+        seed: Of the choice of clients and the server's noise; None takes a secret one.
+
+    Attributes:
+        state: The algorithm's state.
+        round: The round that is next, or open.
+        asked: How many rounds each client was asked to take part in, which is what it is charged for.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module,
+        *,
+        sizes: Sequence[int],
+        plan: Plan,
+        batch_size: int,
+        participation: float,
+        noise_multiplier: float,
+        clip_norm: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
+        _validate.rate(participation=participation)
+        _validate.count(batch_size=batch_size)
+        _validate.non_negative(noise_multiplier=noise_multiplier)
+        _validate.positive(clip_norm=clip_norm)
+        if not sizes or min(sizes) < batch_size:
+            raise ValueError(
+                f"Expected clients with at least batch_size={batch_size} examples each, got {list(sizes)}. "
+                "Lower batch_size, or leave out the clients with fewer."
+            )
+        if plan.unit == "record" and plan.sampling_rate < batch_size / min(sizes) * (1 - 1e-12):
+            raise ValueError(
+                f"Expected a plan whose sampling_rate={plan.sampling_rate:g} is at least batch_size / the "
+                f"fewest examples of a client = {batch_size / min(sizes):g}."
+            )
+        if plan.unit == "client" and algorithm.uploads != ("increment",):
+            raise UnsupportedError(
+                f"unit='client' adds noise to increments alone, and {type(algorithm).__name__} also uploads "
+                f"{', '.join(algorithm.uploads[1:])}. Use unit='record', or an algorithm such as dp-fedavg."
+            )
+        self.algorithm, self.model, self.plan = algorithm, model, plan
+        self.sizes, self.batch_size = tuple(sizes), batch_size
+        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+        self.expected = max(1, round(participation * len(sizes)))
+        self.state = algorithm.start(model)
+        self.round = 0
+        self.asked = [0] * len(sizes)
+        self.ledger = Ledger()
+        self._seed = Seed(seed)
+        self._noise = GaussianNoise(self._seed)
+        self._sampler = Poisson(len(sizes), self.expected, self._seed)
+        self._open: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return self.plan.rounds - self.round
+
+    @property
+    def now(self) -> Round:
+        """The round that is next, or open."""
+        return Round(self.round, self.plan.rounds, self.plan.local_steps)
+
+    def open_round(self) -> tuple[tuple[int, ...], Records]:
+        """The clients that are asked in this round, and what they get. From here on they are charged."""
+        if self._open is not None:
+            raise RuntimeError(
+                f"Expected close_round before the next open_round: round {self.round} is open."
+            )
+        if not len(self):
+            raise RuntimeError(f"All {self.plan.rounds} rounds are finished.")
+        if self.plan.unit == "client":
+            chosen = self._sampler.indices(self.round).indices.tolist()
+        else:
+            order = self._seed.generator("participants", self.round).permutation(len(self.sizes))
+            chosen = sorted(order[: self.expected].tolist())
+        self._open = tuple(chosen)
+        for client in self._open:
+            self.asked[client] += 1
+        return self._open, self.algorithm.broadcast(self.state)
+
+    def close_round(self, answers: Mapping[int, Records | BaseException | str]) -> RoundReport:
+        """Takes the answers of a round into the state.
+
+        Args:
+            answers: Client -> its update, or why there is none. A client without an entry did not answer.
+
+        Raises:
+            NoAnswerError: If clients were asked and no answer can be used. The state is as before; the round
+                stays closed and was charged, and the next one may be opened.
+        """
+        if self._open is None:
+            raise RuntimeError("Expected open_round before close_round.")
+        asked, self._open = self._open, None
+        unknown = sorted(answers.keys() - set(asked))
+        if unknown:
+            raise ValueError(f"Expected answers of the clients that were asked, got some of {unknown}.")
+        updates: dict[int, Records] = {}
+        left_out: dict[int, str] = {}
+        for client in asked:
+            answer = answers.get(client, "no answer")
+            reason = self._reason_against(answer) if isinstance(answer, dict) else str(answer)
+            if reason:
+                left_out[client] = reason
+            elif isinstance(answer, dict):
+                updates[client] = answer
+        report = RoundReport(self.round, tuple(updates), left_out)
+        now = self.now
+        self.round += 1
+        if asked and not updates:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in left_out.items())
+            raise NoAnswerError(f"Round {report.number} has no update that can be used. {reasons}.")
+        given, expected = list(updates.values()), float(self.expected)
+        if self.plan.unit == "client":
+            given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
+        self.state = self.algorithm.aggregate(
+            self.state, given, expected=expected, clients=len(self.sizes), round=now
+        )
+        self.load_parameters()
+        return report
+
+    def load_parameters(self) -> None:
+        """Gives the model the parameters of the state."""
+        with torch.no_grad():
+            for name, p in trainable_parameters(self.model).items():
+                p.copy_(self.state["parameters"][name])
+
+    def epsilons(self) -> list[float]:
+        """The epsilon that each client's records, or each client, have spent so far."""
+        if self.plan.unit == "client":
+            spent = self.ledger.epsilon(self.plan.delta, self.plan.accountant) if self.ledger.entries else 0.0
+            return [spent] * len(self.sizes)
+        kept: dict[tuple[int, int], float] = {}
+        for key in zip(self.sizes, self.asked, strict=True):
+            if key not in kept:
+                kept[key] = self._client_epsilon(*key)
+        return [kept[key] for key in zip(self.sizes, self.asked, strict=True)]
+
+    def epsilon(self) -> float:
+        """The worst of `epsilons()`: what the training promises to everybody so far."""
+        return max(self.epsilons())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restarted server needs to go on after the last closed round."""
+        return {
+            "round": self.round,
+            "asked": list(self.asked),
+            "state": self.state,
+            "ledger": self.ledger.state_dict(),
+            "noise": self._noise.state_dict(),
+            "seed": self._seed.given,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from a saved state, in a server with the same settings that has not opened a round."""
+        if self.round or any(self.asked):
+            raise RuntimeError("Expected a server that has not opened a round.")
+        if saved["seed"] != self._seed.given:
+            raise ValueError(f"Expected a state with seed={self._seed.given}, got {saved['seed']}.")
+        if len(saved["asked"]) != len(self.sizes):
+            raise ValueError(
+                f"Expected a state of {len(self.sizes)} clients, got one of {len(saved['asked'])}."
+            )
+        for name, arrays in self.state.items():
+            check_arrays(name, saved["state"][name], arrays)
+        self.round, self.asked = saved["round"], list(saved["asked"])
+        self.state = {name: dict(arrays) for name, arrays in saved["state"].items()}
+        self.ledger.load_state_dict(saved["ledger"])
+        self._noise.load_state_dict(saved["noise"])
+        self.load_parameters()
+
+    def _client_epsilon(self, size: int, rounds: int) -> float:
+        if not rounds:
+            return 0.0
+        if self.noise_multiplier == 0:
+            return float("inf")
+        plan = self.plan.with_rate(self.batch_size / size)
+        return plan.epsilon(self.noise_multiplier, rounds=rounds)
+
+    def _private_mean(self, updates: list[Records], number: int) -> Arrays:
+        """The sum of clipped increments with noise, over the expected number of clients."""
+        params: Arrays = dict(trainable_parameters(self.model))
+        engines = []
+        if updates:
+            stacked = {p: torch.stack([u["increment"][name] for u in updates]) for name, p in params.items()}
+            engines.append((Stacked(stacked), 0))
+        release = privatize(
+            engines,
+            Geometry.ball(params.values(), self.clip_norm),
+            noise_multiplier=self.noise_multiplier,
+            expected_batch_size=self.expected,
+            noise=self._noise,
+            record=lambda: self.ledger.record_release(self._sampler, number, self.noise_multiplier),
+        )
+        return {name: release.mean[p] for name, p in params.items()}
+
+    def _reason_against(self, update: Records) -> str:
+        """Why an update cannot be used; empty if it can."""
+        expected = {"increment": self.state["parameters"]} | {
+            name: self.state[name] for name in self.algorithm.uploads if name != "increment"
+        }
+        wrong = sorted(update.keys() ^ expected.keys())
+        if wrong:
+            return f"records missing or unknown: {', '.join(wrong)}"
+        for name, arrays in update.items():
+            try:
+                check_arrays(name, arrays, expected[name])
+            except ValueError as error:
+                return str(error)
+            bad = [key for key, value in arrays.items() if not bool(torch.isfinite(value).all())]
+            if bad:
+                return f"{name} with values that are not finite: {', '.join(bad)}"
+        return ""

@@ -1,0 +1,100 @@
+"""Clients in the server's own process, one after the other: what every other transport must equal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from adamas._streams import Seed
+from adamas.federated.algorithm import Algorithm, Client, Records, Round
+from adamas.federated.server import RoundReport, Server
+
+Answers: TypeAlias = Mapping[int, Records | BaseException | str]
+"""Client -> its update, or why there is none."""
+
+
+class Transport(Protocol):
+    """Carries what the server sends to clients, and their answers back."""
+
+    def sizes(self) -> list[int]:
+        """The number of examples of each client."""
+
+    def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
+        """Lets clients train for a round."""
+
+
+class InProcess:
+    """A transport that carries nothing anywhere.
+
+    Args:
+        algorithm: What the clients compute.
+        clients: All of them.
+        seed: Of what clients draw; None lets each draw secret seeds.
+    """
+
+    def __init__(self, algorithm: Algorithm, clients: Sequence[Client], seed: int | None = None) -> None:
+        self.algorithm, self.clients, self.seed = algorithm, clients, seed
+
+    def sizes(self) -> list[int]:
+        """See `Transport.sizes`."""
+        return [len(client.dataset) for client in self.clients]  # type: ignore[arg-type]
+
+    def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
+        """See `Transport.ask`. A client whose training raises has the exception for an answer."""
+        answers: dict[int, Records | BaseException | str] = {}
+        for number in clients:
+            client = self.clients[number]
+            client.seed = client_seed(self.seed, number, round.number)
+            try:
+                answers[number] = self.algorithm.train(client, records, round)
+            except Exception as error:  # whatever a user's model or data raise
+                answers[number] = error
+        return answers
+
+
+def run_rounds(
+    server: Server,
+    transport: Transport,
+    *,
+    opened: Callable[[], None] = lambda: None,
+    closed: Callable[[RoundReport], None] = lambda _: None,
+) -> None:
+    """Runs the rounds that are left.
+
+    Args:
+        server: The training.
+        transport: How its clients are reached.
+        opened: Called when a round was opened and charged, before any client is asked.
+        closed: Called after each round.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from torch.utils.data import TensorDataset
+        >>> from adamas.federated import Client, FedAdamW, InProcess, Plan, Server, run_rounds
+        >>> def loss(model, batch):
+        ...     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        >>> parts = [TensorDataset(torch.randn(n, 2), torch.randint(2, (n,))) for n in (50, 60, 70, 80)]
+        >>> algorithm = FedAdamW(lr=0.01)
+        >>> plan = Plan(rounds=3, local_steps=5, sampling_rate=10 / 50, delta=1e-3, accountant="rdp")
+        >>> noise = plan.noise_multiplier(epsilon=8.0)
+        >>> server = Server(algorithm, torch.nn.Linear(2, 2), sizes=[len(part) for part in parts], plan=plan,
+        ...                 batch_size=10, participation=0.5, noise_multiplier=noise)
+        >>> clients = [Client(torch.nn.Linear(2, 2), part, loss, batch_size=10, noise_multiplier=noise,
+        ...                   clip_norm=1.0, delta=1e-3) for part in parts]
+        >>> run_rounds(server, InProcess(algorithm, clients))
+        >>> server.round, 0 < server.epsilon() <= 8.0
+        (3, True)
+    """
+    if transport.sizes() != list(server.sizes):
+        raise ValueError(f"Expected clients with {list(server.sizes)} examples, got {transport.sizes()}.")
+    while len(server):
+        clients, records = server.open_round()
+        opened()
+        closed(server.close_round(transport.ask(clients, records, server.now)))
+
+
+def client_seed(seed: int | None, client: int, round: int) -> int | None:
+    """The seed of a client's round, as a function of the training's."""
+    if seed is None:
+        return None
+    words = Seed(seed).words("client", client, round, count=8)
+    return int.from_bytes(words.tobytes(), "little")

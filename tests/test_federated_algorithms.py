@@ -1,0 +1,431 @@
+"""Federated algorithms against their formulas in NumPy, without noise, and against central rules.
+
+The model is a linear regression whose gradient can be written down. The references follow the formulas of
+the papers and share nothing with the package.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import adamas
+from adamas import rules
+from adamas.federated import ALGORITHMS, Blocks, Client, FedAdamW, Round
+from adamas.federated.fedavg_ls import smoothed
+
+CLIENTS, ROUNDS, STEPS, FEATURES = 3, 4, 3, 5
+
+
+class Regression(nn.Module):
+    """One vector of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, FEATURES, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).sum(1)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return (model(x) - y) ** 2 / 2
+
+
+def data(client: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(client)
+    x = generator.normal(size=(6 + client, FEATURES))
+    return x, x @ generator.normal(size=FEATURES) + 0.1 * generator.normal(size=len(x))
+
+
+def gradient(client: int, w: np.ndarray) -> np.ndarray:
+    x, y = data(client)
+    return x.T @ (x @ w - y) / len(x)
+
+
+def make_client(number: int, **options) -> Client:
+    """All examples in each step, without noise and clipping, if the options do not say otherwise."""
+    x, y = data(number)
+    settings = {"batch_size": len(x), "noise_multiplier": 0.0, "clip_norm": math.inf, "delta": 1e-5}
+    dataset = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    return Client(Regression(), dataset, loss, **settings | options)
+
+
+def trained(algorithm, *, rounds: int = ROUNDS, clients=None) -> tuple[dict, list[Client]]:
+    clients = clients or [make_client(number) for number in range(CLIENTS)]
+    state = algorithm.start(Regression())
+    for number in range(rounds):
+        now = Round(number, rounds, STEPS)
+        updates = [algorithm.train(client, algorithm.broadcast(state), now) for client in clients]
+        assert all(tuple(update) == algorithm.uploads for update in updates)
+        state = algorithm.aggregate(state, updates, expected=len(clients), clients=len(clients), round=now)
+    return state, clients
+
+
+START = np.linspace(-1, 1, FEATURES)
+
+
+def fedavg(lr, weight_decay):
+    theta = START.copy()
+    for _ in range(ROUNDS):
+        ends = []
+        for i in range(CLIENTS):
+            w = theta.copy()
+            for _ in range(STEPS):
+                w = w - lr * (gradient(i, w) + weight_decay * w)
+            ends.append(w)
+        theta = theta + np.mean([w - theta for w in ends], axis=0)
+    return theta
+
+
+def fedavg_ls(lr, weight_decay, smoothing):
+    laplacian = 2 * np.eye(FEATURES) - np.roll(np.eye(FEATURES), 1, 0) - np.roll(np.eye(FEATURES), -1, 0)
+    inverse = np.linalg.inv(np.eye(FEATURES) + smoothing * laplacian)
+    theta = START.copy()
+    for _ in range(ROUNDS):
+        ends = []
+        for i in range(CLIENTS):
+            w = theta.copy()
+            for _ in range(STEPS):
+                w = w - lr * (inverse @ gradient(i, w) + weight_decay * w)
+            ends.append(w)
+        theta = np.mean(ends, axis=0)
+    return theta
+
+
+def scaffold(lr):
+    theta, c, own = START.copy(), np.zeros(FEATURES), [np.zeros(FEATURES) for _ in range(CLIENTS)]
+    for _ in range(ROUNDS):
+        ends, changes = [], []
+        for i in range(CLIENTS):
+            w = theta.copy()
+            for _ in range(STEPS):
+                w = w - lr * (gradient(i, w) - own[i] + c)
+            new = own[i] - c + (theta - w) / (STEPS * lr)
+            changes.append(new - own[i])
+            own[i] = new
+            ends.append(w)
+        c = c + sum(changes) / CLIENTS
+        theta = np.mean(ends, axis=0)
+    return theta
+
+
+def fedsam(lr, weight_decay, radius):
+    theta = START.copy()
+    for _ in range(ROUNDS):
+        ends = []
+        for i in range(CLIENTS):
+            w = theta.copy()
+            for _ in range(STEPS):
+                g = gradient(i, w)
+                w = w - lr * (gradient(i, w + radius * g / np.linalg.norm(g)) + weight_decay * w)
+            ends.append(w)
+        theta = np.mean(ends, axis=0)
+    return theta
+
+
+def local_adamw(lr, betas, eps, weight_decay):
+    theta = START.copy()
+    for _ in range(ROUNDS):
+        ends = []
+        for i in range(CLIENTS):
+            w, m, v = theta.copy(), 0.0, 0.0
+            for k in range(1, STEPS + 1):
+                g = gradient(i, w)
+                m = betas[0] * m + (1 - betas[0]) * g
+                v = betas[1] * v + (1 - betas[1]) * g**2
+                step = m / (1 - betas[0] ** k) / (np.sqrt(v / (1 - betas[1] ** k)) + eps)
+                w = w - lr * (step + weight_decay * w)
+            ends.append(w)
+        theta = np.mean(ends, axis=0)
+    return theta
+
+
+def fedopt(lr, weight_decay, server_lr, server_betas, tau, second_moment):
+    b1, b2 = server_betas
+    theta, momentum, squares = START.copy(), 0.0, np.full(FEATURES, tau**2)
+    for _ in range(ROUNDS):
+        ends = []
+        for i in range(CLIENTS):
+            w = theta.copy()
+            for _ in range(STEPS):
+                w = w - lr * (gradient(i, w) + weight_decay * w)
+            ends.append(w)
+        delta = np.mean(ends, axis=0) - theta
+        momentum = b1 * momentum + (1 - b1) * delta
+        squares = {
+            "adam": b2 * squares + (1 - b2) * delta**2,
+            "yogi": squares - (1 - b2) * delta**2 * np.sign(squares - delta**2),
+            "adagrad": squares + delta**2,
+        }[second_moment]
+        theta = theta + server_lr * momentum / (np.sqrt(squares) + tau)
+    return theta
+
+
+def fedlada(lr, betas, eps, alignment):
+    b1, b2 = betas
+    theta, shared, direction = START.copy(), np.zeros(FEATURES), np.zeros(FEATURES)
+    for _ in range(ROUNDS):
+        ends, seconds = [], []
+        for i in range(CLIENTS):
+            w, m, v = theta.copy(), 0.0, shared.copy()
+            for _ in range(STEPS):
+                g = gradient(i, w)
+                m = b1 * m + (1 - b1) * g
+                v = b2 * v + (1 - b2) * g**2
+                w = w - lr * (1 - alignment) * m / (np.sqrt(v) + eps) - lr * alignment * direction
+            ends.append(w)
+            seconds.append(v)
+        direction = -np.mean([w - theta for w in ends], axis=0) / (STEPS * lr)
+        theta, shared = np.mean(ends, axis=0), np.mean(seconds, axis=0)
+    return theta
+
+
+def fafed(lr, momentum, beta, rho):
+    theta, m_bar, v_bar = START.copy(), np.zeros(FEATURES), np.zeros(FEATURES)
+    for _ in range(ROUNDS):
+        ends, ms, vs = [], [], []
+        for i in range(CLIENTS):
+            w, m, v, before = theta.copy(), m_bar.copy(), v_bar.copy(), None
+            for _ in range(STEPS):
+                g = gradient(i, w)
+                if before is None:
+                    m = momentum * g + (1 - momentum) * m
+                else:
+                    m = g + (1 - momentum) * (m - gradient(i, before))
+                v = beta * v + (1 - beta) * g**2
+                before, w = w, w - lr * m / (np.sqrt(v_bar) + rho)
+            ends.append(w)
+            ms.append(m)
+            vs.append(v)
+        theta, m_bar, v_bar = (np.mean(parts, axis=0) for parts in (ends, ms, vs))
+    return theta
+
+
+def fedadamw(lr, betas, floor, weight_decay, alignment, aggregation, blocks):
+    """Without noise there is none to subtract."""
+    b1, b2 = betas
+    theta, shared, direction = START.copy(), np.zeros(FEATURES), np.zeros(FEATURES)
+    for t in range(ROUNDS):
+        rate = lr * (1 + math.cos(math.pi * t / ROUNDS)) / 2
+        ends, seconds = [], []
+        for i in range(CLIENTS):
+            w, m = theta.copy(), 0.0
+            v = shared.copy() if aggregation != "none" else np.zeros(FEATURES)
+            before = t * STEPS if aggregation != "none" else 0
+            for k in range(1, STEPS + 1):
+                g = gradient(i, w)
+                m = b1 * m + (1 - b1) * g
+                v = b2 * v + (1 - b2) * g**2
+                root = np.sqrt(np.maximum(v / (1 - b2 ** (before + k)), floor))
+                w = w - rate * (m / (1 - b1**k) / root + weight_decay * w + alignment * direction)
+            ends.append(w)
+            seconds.append(v)
+        direction = -np.mean([w - theta for w in ends], axis=0) / (STEPS * rate)
+        theta = np.mean(ends, axis=0)
+        shared = np.mean(seconds, axis=0)
+        if aggregation == "blocks":
+            for block in np.unique(blocks):
+                shared[blocks == block] = shared[blocks == block].mean()
+    return theta
+
+
+BETAS = (0.8, 0.95)
+WHOLE = np.zeros(FEATURES, dtype=int)
+HALVES = np.array([0, 0, 1, 1, 1])
+REFERENCES = {
+    "dp-fedavg": (fedavg, {"lr": 0.05, "weight_decay": 0.1}),
+    "dp-fedavg-ls": (fedavg_ls, {"lr": 0.05, "weight_decay": 0.1, "smoothing": 0.7}),
+    "dp-scaffold": (scaffold, {"lr": 0.05}),
+    "dp-fedsam": (fedsam, {"lr": 0.05, "weight_decay": 0.1, "radius": 0.2}),
+    "dp-localadamw": (local_adamw, {"lr": 0.05, "betas": BETAS, "eps": 1e-3, "weight_decay": 0.1}),
+    "dp-fedopt": (
+        fedopt,
+        {"lr": 0.05, "weight_decay": 0.1, "server_lr": 0.2, "server_betas": BETAS, "tau": 0.01},
+    ),
+    "dp-fedlada": (fedlada, {"lr": 0.05, "betas": BETAS, "eps": 1e-3, "alignment": 0.6}),
+    "dp-fafed": (fafed, {"lr": 0.01, "momentum": 0.3, "beta": 0.9, "rho": 0.2}),
+    "dp-fedadamw": (
+        fedadamw,
+        {"lr": 0.05, "betas": BETAS, "floor": 1e-3, "weight_decay": 0.1, "alignment": 0.4},
+    ),
+}
+VARIANTS = {
+    "dp-fedopt": [{"second_moment": kind} for kind in ("adam", "yogi", "adagrad")],
+    "dp-fedadamw": [{"aggregation": kind} for kind in ("blocks", "coordinates", "none")],
+}
+
+
+def test_every_algorithm_has_a_reference():
+    assert REFERENCES.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name in REFERENCES for variant in VARIANTS.get(name, [{}])],
+    ids=lambda value: value if isinstance(value, str) else "".join(map(str, value.values())),
+)
+def test_without_noise_an_algorithm_is_its_formulas(name, variant):
+    reference, options = REFERENCES[name]
+    state, _ = trained(ALGORITHMS[name](**options, **variant))
+    more = {"blocks": WHOLE} if name == "dp-fedadamw" else {}
+    expected = reference(**options, **variant, **more)
+    np.testing.assert_allclose(state["parameters"]["weight"].numpy(), expected, rtol=1e-9)
+    assert np.abs(expected - START).max() > 0.05, "nothing was trained"
+
+
+def test_blocks_of_the_user_are_taken():
+    reference, options = REFERENCES["dp-fedadamw"]
+    blocks = Blocks(Regression(), {"weight": torch.from_numpy(HALVES)})
+    state, _ = trained(FedAdamW(**options, blocks=blocks))
+    expected = reference(**options, aggregation="blocks", blocks=HALVES)
+    np.testing.assert_allclose(state["parameters"]["weight"].numpy(), expected, rtol=1e-9)
+    other = reference(**options, aggregation="blocks", blocks=WHOLE)
+    assert np.abs(expected - other).max() > 1e-4
+
+
+# --- with noise -----------------------------------------------------------------------------------------
+
+
+def test_one_client_one_step_and_one_coordinate_per_block_is_central_adamw_bc():
+    """Without momentum from round to round, and with m that starts at 0 in each, as beta1 = 0 does."""
+    options = {"lr": 0.05, "betas": (0.0, 0.9), "weight_decay": 0.2, "floor": 1e-4}
+    private = {"batch_size": 3, "noise_multiplier": 0.8, "clip_norm": 1.5, "delta": 1e-5}
+    blocks = Blocks.coordinates(Regression())
+    algorithm = FedAdamW(**options, alignment=0.0, schedule="constant", blocks=blocks)
+    state = algorithm.start(Regression())
+    central = Regression()
+    rule = rules.AdamWBC(central.parameters(), **options)
+    for number in range(6):
+        client = make_client(0, **private, seed=number)
+        now = Round(number, 6, 1)
+        update = algorithm.train(client, algorithm.broadcast(state), now)
+        state = algorithm.aggregate(state, [update], expected=1, clients=1, round=now)
+        run = adamas.make_private(central, rule, client.dataset, loss, steps=1, seed=number, **private)
+        for _ in run:
+            pass
+        torch.testing.assert_close(state["parameters"]["weight"], central.weight.data, rtol=1e-10, atol=0)
+    assert float((central.weight - Regression().weight).detach().abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_is_charged_for_every_query(name):
+    algorithm = ALGORITHMS[name](**REFERENCES[name][1])
+    client = make_client(0, batch_size=3, noise_multiplier=1.2, clip_norm=1.0, seed=0)
+    trained(algorithm, rounds=2, clients=[client])
+    queries = 0
+    for event, count in client.ledger.entries:
+        assert event.sampling_probability == 3 / 6
+        inner = getattr(event.event, "events", [event.event])
+        assert {gaussian.noise_multiplier for gaussian in inner} == {1.2}
+        queries += count * len(inner)
+    first_steps = 2 if name == "dp-fafed" else 0  # those of a round have one query
+    assert queries == 2 * STEPS * algorithm.queries - first_steps
+
+
+def test_a_client_that_breaks_off_is_charged_for_what_it_released():
+    client = make_client(0, batch_size=3, noise_multiplier=1.0, clip_norm=1.0, seed=0)
+
+    class Breaking(rules.SGD):
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            if self.steps == 2:
+                raise RuntimeError("power cut")
+            super().step()
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        client.train(Breaking(client.model.parameters()), 3)
+    assert sum(count for _, count in client.ledger.entries) == 2
+
+
+def test_control_variates_sum_to_that_of_the_server():
+    state, clients = trained(ALGORITHMS["dp-scaffold"](lr=0.05))
+    mean = sum(client.memory["control"]["weight"] for client in clients) / CLIENTS
+    torch.testing.assert_close(state["control"]["weight"], mean, rtol=1e-9, atol=1e-12)
+    assert float(mean.abs().max()) > 0.01
+
+
+def test_a_server_without_moments_of_its_own_equals_torch_adam():
+    """FedAdam's step is Adam's on minus the increment; torch corrects for the start, which is put in here."""
+    b1, b2, lr, tau = 0.9, 0.99, 0.1, 1e-3
+    algorithm = ALGORITHMS["dp-fedopt"](server_lr=lr, server_betas=(b1, b2), tau=tau)
+    state = algorithm.start(Regression()) | {"second-moments": {"weight": torch.zeros(FEATURES).double()}}
+    p = nn.Parameter(state["parameters"]["weight"].clone())
+    adam = torch.optim.Adam([p], betas=(b1, b2))
+    generator = torch.Generator().manual_seed(0)
+    for number in range(5):
+        step = torch.randn(FEATURES, generator=generator, dtype=torch.float64)
+        state = algorithm.aggregate(
+            state, [{"increment": {"weight": step}}], expected=1, clients=1, round=Round(number, 5, 1)
+        )
+        p.grad = -step
+        group, rest = adam.param_groups[0], 1 - b2 ** (number + 1)
+        group["lr"] = lr * (1 - b1 ** (number + 1)) / math.sqrt(rest)
+        group["eps"] = tau / math.sqrt(rest)
+        adam.step()
+        torch.testing.assert_close(state["parameters"]["weight"], p.data, rtol=1e-9, atol=1e-12)
+
+
+def test_a_constant_divisor_stays_when_clients_do_not_answer():
+    algorithm = ALGORITHMS["dp-fedavg"]()
+    state = {"parameters": {"weight": torch.zeros(2)}}
+    update = {"increment": {"weight": torch.tensor([4.0, 8.0])}}
+    after = algorithm.aggregate(state, [update], expected=4, clients=10, round=Round(0, 1, 1))
+    assert after["parameters"]["weight"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_smoothing_solves_the_linear_system(n):
+    g = torch.linspace(-1, 2, n, dtype=torch.float64)
+    ring = torch.eye(n, dtype=torch.float64)
+    laplacian = 2 * ring - ring.roll(1, 0) - ring.roll(-1, 0)
+    x = smoothed(g, 0.8)
+    torch.testing.assert_close(x + 0.8 * laplacian @ x, g, rtol=1e-12, atol=1e-12)
+
+
+def test_the_counter_of_the_public_code_makes_the_first_steps_of_a_round_smaller():
+    lengths = {}
+    for counter in ("split", "code"):
+        algorithm = FedAdamW(counter=counter, alignment=0.0, weight_decay=0.0, betas=(0.9, 0.999))
+        client = make_client(0)
+        state = algorithm.start(Regression())
+        state["second-moments"] = {"blocks": torch.tensor([1.0])}
+        update = algorithm.train(client, algorithm.broadcast(state), Round(500, 1000, 1))
+        lengths[counter] = float(update["increment"]["weight"].abs().max())
+    assert lengths["code"] == pytest.approx(lengths["split"] * 0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dp-fedavg", {"lr": 0.0}, "lr=0.0"),
+        ("dp-fedavg", {"schedule": "step"}, "schedule='step'"),
+        ("dp-fedavg", {"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ("dp-fedavg-ls", {"smoothing": -1.0}, "smoothing=-1.0"),
+        ("dp-fedsam", {"radius": 0.0}, "radius=0.0"),
+        ("dp-fedopt", {"second_moment": "sgd"}, "second_moment='sgd'"),
+        ("dp-fedopt", {"tau": 0.0}, "tau=0.0"),
+        ("dp-fedlada", {"alignment": 1.0}, "alignment=1.0"),
+        ("dp-fafed", {"momentum": 0.0}, "momentum=0.0"),
+        ("dp-fedadamw", {"alignment": 1.0}, "alignment=1.0"),
+        ("dp-fedadamw", {"floor": "low"}, "floor='low'"),
+        ("dp-fedadamw", {"aggregation": "mean"}, "aggregation='mean'"),
+    ],
+)
+def test_bad_options_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        ALGORITHMS[name](**options)
+
+
+def test_parameters_of_another_model_are_refused():
+    client = make_client(0)
+    with pytest.raises(ValueError, match="same model; missing or unknown: bias, weight"):
+        client.load({"bias": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"\['weight'\] of shape \(5,\), got \(2,\)"):
+        client.load({"weight": torch.zeros(2)})
