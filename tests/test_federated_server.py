@@ -63,7 +63,8 @@ def test_a_fixed_number_of_clients_is_asked_at_random_and_the_choice_follows_the
 
 def test_clients_get_what_the_algorithm_sends_and_nothing_else():
     for name, algorithm in ALGORITHMS.items():
-        server = make_server(algorithm(**REFERENCES[name][1]))
+        made = algorithm(**REFERENCES[name][1])
+        server = make_server(made, plan=Plan(**PLAN, queries=made.queries))
         _, records = server.open_round()
         assert tuple(records) == server.algorithm.sends
 
@@ -123,6 +124,7 @@ def test_rounds_are_opened_and_closed_in_turn():
     stranger = next(iter(set(range(4)) - set(clients)))
     with pytest.raises(ValueError, match=rf"got some of \[{stranger}\]"):
         server.close_round({stranger: increment()})
+    assert server.close_round({client: increment() for client in clients}).answered == clients  # still open
 
 
 # --- privacy --------------------------------------------------------------------------------------------
@@ -142,8 +144,11 @@ def test_a_client_is_charged_for_the_rounds_in_which_it_was_asked():
     assert server.epsilon() == max(server.epsilons()) < server.plan.epsilon(1.0)
 
 
-def test_the_clients_own_ledgers_agree_with_the_server():
-    server, clients = make_server(), make_clients()
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "dp-fafed"])
+def test_the_clients_own_ledgers_agree_with_the_server(name):
+    algorithm = ALGORITHMS[name](**REFERENCES[name][1])
+    server = make_server(algorithm, plan=Plan(**PLAN, queries=algorithm.queries))
+    clients = make_clients()
     simulate(server, clients, seed=0)
     for client, epsilon in zip(clients, server.epsilons(), strict=True):
         own = client.ledger.epsilon(1e-5, "rdp") if client.ledger.entries else 0.0
@@ -168,6 +173,7 @@ def test_with_unit_client_the_server_clips_whole_updates_and_adds_the_noise_that
     assert abs(mean - 1) < 5 * math.sqrt(2 / 1000)
     assert not abs(mean * 1.5 - 1) < 5 * math.sqrt(2 / 1000)
     assert {0, 4} & set(counts), "clients are drawn by coins, not by number"
+    assert server.state_dict()["asked"] == [0] * 4, "who took part is private"
     expected = calibrate.epsilon(noise_multiplier=2.0, sampling_rate=0.5, steps=200, delta=1e-5)
     assert server.epsilons() == [expected] * 4
 
@@ -211,6 +217,12 @@ def test_without_noise_epsilon_is_infinite():
         ({"batch_size": 7}, r"batch_size=7 examples each, got \[6, 7, 8, 9\]"),
         ({"sizes": ()}, "at least batch_size=3 examples each"),
         ({"sizes": (5, 6)}, r"sampling_rate=0.5 is at least .* = 0.6"),
+        ({"algorithm": ALGORITHMS["dp-fedsam"]()}, "queries=2, the releases that FedSAM .* got queries=1"),
+        ({"plan": Plan(**PLAN, participation=0.25)}, "participation=0.25 is at least 2 of 4 clients"),
+        (
+            {"plan": Plan(unit="client", rounds=5, sampling_rate=0.25, delta=1e-5)},
+            "sampling_rate=0.25 is at least 2 of 4 clients",
+        ),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
     ],
@@ -227,7 +239,8 @@ def test_bad_settings_are_refused(options, message):
 def test_a_training_depends_on_its_seed_alone(name):
     results = []
     for seed in (3, 3, 4):
-        server = make_server(ALGORITHMS[name](**REFERENCES[name][1]), seed=seed)
+        algorithm = ALGORITHMS[name](**REFERENCES[name][1])
+        server = make_server(algorithm, plan=Plan(**PLAN, queries=algorithm.queries), seed=seed)
         simulate(server, make_clients(), seed=seed)
         results.append(server.model.weight.detach())
     assert torch.equal(results[0], results[1])

@@ -29,7 +29,7 @@ class NoAnswerError(RuntimeError):
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of a round.
+    """What became of a round; for the unit "client" for the server's eyes only, since it names who took part.
 
     Attributes:
         number: 0, 1, ...
@@ -61,7 +61,8 @@ class Server:
     Attributes:
         state: The algorithm's state.
         round: The round that is next, or open.
-        asked: How many rounds each client was asked to take part in, which is what it is charged for.
+        asked: How many rounds each client was asked to take part in, which is what its records are charged
+            for. Not counted for the unit "client": who takes part is then as private as the updates.
     """
 
     def __init__(
@@ -96,10 +97,23 @@ class Server:
                 f"unit='client' adds noise to increments alone, and {type(algorithm).__name__} also uploads "
                 f"{', '.join(algorithm.uploads[1:])}. Use unit='record', or an algorithm such as dp-fedavg."
             )
+        if plan.unit == "record" and plan.queries < algorithm.queries:
+            raise ValueError(
+                f"Expected a plan with queries={algorithm.queries}, the releases that "
+                f"{type(algorithm).__name__} makes on each batch, got queries={plan.queries}."
+            )
+        expected = max(1, round(participation * len(sizes)))
+        share = plan.sampling_rate if plan.unit == "client" else plan.participation
+        if share is not None and share < expected / len(sizes) * (1 - 1e-12):
+            name = "sampling_rate" if plan.unit == "client" else "participation"
+            raise ValueError(
+                f"Expected a plan whose {name}={share:g} is at least {expected} of {len(sizes)} clients = "
+                f"{expected / len(sizes):g}, the share that takes part in a round."
+            )
         self.algorithm, self.model, self.plan = algorithm, model, plan
         self.sizes, self.batch_size = tuple(sizes), batch_size
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        self.expected = max(1, round(participation * len(sizes)))
+        self.expected = expected
         self.state = algorithm.start(model)
         self.round = 0
         self.asked = [0] * len(sizes)
@@ -131,8 +145,9 @@ class Server:
             order = self._seed.generator("participants", self.round).permutation(len(self.sizes))
             chosen = sorted(order[: self.expected].tolist())
         self._open = tuple(chosen)
-        for client in self._open:
-            self.asked[client] += 1
+        if self.plan.unit == "record":
+            for client in self._open:
+                self.asked[client] += 1
         return self._open, self.algorithm.broadcast(self.state)
 
     def close_round(self, answers: Mapping[int, Records | BaseException | str]) -> RoundReport:
@@ -147,10 +162,10 @@ class Server:
         """
         if self._open is None:
             raise RuntimeError("Expected open_round before close_round.")
-        asked, self._open = self._open, None
-        unknown = sorted(answers.keys() - set(asked))
+        unknown = sorted(answers.keys() - set(self._open))
         if unknown:
             raise ValueError(f"Expected answers of the clients that were asked, got some of {unknown}.")
+        asked, self._open = self._open, None
         updates: dict[int, Records] = {}
         left_out: dict[int, str] = {}
         for client in asked:
