@@ -32,6 +32,9 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from adamas import _validate, calibrate, ledger
 from adamas.sampling import joint_noise_multiplier
 
+UNITS = ("record", "client")
+"""Whose influence is hidden: an example's, by noise on the clients; or a client's, by noise on the server."""
+
 _CELL = 1e-3  # width of the cells into which the privacy loss is rounded up
 _SPAN = 40.0  # privacy losses up to which a round has cells
 
@@ -62,7 +65,7 @@ class Plan:
     participation: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.one_of(("record", "client"), unit=self.unit)
+        _validate.one_of(UNITS, unit=self.unit)
         _validate.count(rounds=self.rounds, local_steps=self.local_steps, queries=self.queries)
         _validate.rate(sampling_rate=self.sampling_rate)
         _validate.probability(delta=self.delta)

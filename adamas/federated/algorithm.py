@@ -195,9 +195,9 @@ def zeros_like(arrays: Arrays) -> Arrays:
     return {name: torch.zeros_like(value) for name, value in arrays.items()}
 
 
-def sums(left: Arrays, right: Arrays, factor: float = 1.0) -> Arrays:
-    """`left + factor * right`, tensor by tensor."""
-    return {name: torch.add(value, right[name], alpha=factor) for name, value in left.items()}
+def sums(left: Arrays, right: Arrays) -> Arrays:
+    """`left + right`, tensor by tensor."""
+    return {name: value + right[name] for name, value in left.items()}
 
 
 def differences(left: Arrays, right: Arrays) -> Arrays:
@@ -213,7 +213,7 @@ def divided_sum(parts: Sequence[Arrays], divisor: float) -> Arrays:
     }
 
 
-def by_name(client: Client, arrays: Arrays) -> dict[Tensor, Tensor]:
+def by_parameter(client: Client, arrays: Arrays) -> dict[Tensor, Tensor]:
     """Values by parameter instead of by its name, for a rule."""
     return {p: arrays[name] for name, p in client.parameters.items()}
 

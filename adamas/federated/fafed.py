@@ -25,7 +25,7 @@ from adamas.federated.algorithm import (
     Client,
     Records,
     Round,
-    by_name,
+    by_parameter,
     copied,
     differences,
     divided_sum,
@@ -75,8 +75,8 @@ class FAFED(Algorithm):
             momentum=self.momentum,
             beta=self.beta,
             rho=self.rho,
-            moments=by_name(client, received["momentum"]),
-            second_moments=by_name(client, received["second-moments"]),
+            moments=by_parameter(client, received["momentum"]),
+            second_moments=by_parameter(client, received["second-moments"]),
         )
         before: dict[Tensor, Tensor] = {}
         with client.private_run(rule, round.local_steps) as run:

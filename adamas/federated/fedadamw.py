@@ -27,7 +27,7 @@ from adamas.federated.algorithm import (
     Client,
     Records,
     Round,
-    by_name,
+    by_parameter,
     differences,
     divided_sum,
     zeros_like,
@@ -125,12 +125,12 @@ class FedAdamW(Algorithm):
             weight_decay=self.weight_decay,
             alignment=self.alignment,
             bias_correction=self.bias_correction,
-            second_moments=by_name(client, self._received(client.model, received["second-moments"]))
+            second_moments=by_parameter(client, self._received(client.model, received["second-moments"]))
             if shared
             else None,
             steps_before=round.number * round.local_steps if shared else 0,
             counter=self.counter,
-            direction=by_name(client, received["direction"]) if self.alignment else None,
+            direction=by_parameter(client, received["direction"]) if self.alignment else None,
         )
         client.train(rule, round.local_steps)
         update = {"increment": differences(parameters, received["parameters"])}

@@ -21,7 +21,7 @@ from adamas.federated.algorithm import (
     Client,
     Records,
     Round,
-    by_name,
+    by_parameter,
     copied,
     differences,
     divided_sum,
@@ -70,8 +70,8 @@ class FedLADA(Algorithm):
             betas=self.betas,
             eps=self.eps,
             alignment=self.alignment,
-            second_moments=by_name(client, received["second-moments"]),
-            direction=by_name(client, received["direction"]),
+            second_moments=by_parameter(client, received["second-moments"]),
+            direction=by_parameter(client, received["direction"]),
         )
         client.train(rule, round.local_steps)
         return {

@@ -21,7 +21,7 @@ from adamas.federated.algorithm import (
     Client,
     Records,
     Round,
-    by_name,
+    by_parameter,
     differences,
     divided_sum,
     sums,
@@ -55,7 +55,7 @@ class Scaffold(Algorithm):
         own = client.memory.get("control") or zeros_like(everybody)
         drift = differences(everybody, own)
         rate = self.rate(round)
-        rule = CorrectedSGD(client.parameters.values(), lr=rate, correction=by_name(client, drift))
+        rule = CorrectedSGD(client.parameters.values(), lr=rate, correction=by_parameter(client, drift))
         client.train(rule, round.local_steps)
         increment = differences(client.parameters, received["parameters"])
         change = self._change(everybody, increment, round.local_steps * rate)

@@ -19,9 +19,6 @@ from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from adamas.sampling import Poisson
 
-UNITS = ("record", "client")
-"""Whose influence is hidden: an example's, by noise on the clients; or a client's, by noise on the server."""
-
 
 class NoAnswerError(RuntimeError):
     """No client that was asked gave an update that can be used."""
@@ -150,7 +147,7 @@ class Server:
                 self.asked[client] += 1
         return self._open, self.algorithm.broadcast(self.state)
 
-    def close_round(self, answers: Mapping[int, Records | BaseException | str]) -> RoundReport:
+    def close_round(self, answers: Mapping[int, Records | str]) -> RoundReport:
         """Takes the answers of a round into the state.
 
         Args:
@@ -170,10 +167,10 @@ class Server:
         left_out: dict[int, str] = {}
         for client in asked:
             answer = answers.get(client, "no answer")
-            reason = self._reason_against(answer) if isinstance(answer, dict) else str(answer)
+            reason = answer if isinstance(answer, str) else self._reason_against(answer)
             if reason:
                 left_out[client] = reason
-            elif isinstance(answer, dict):
+            elif not isinstance(answer, str):
                 updates[client] = answer
         report = RoundReport(self.round, tuple(updates), left_out)
         now = self.now

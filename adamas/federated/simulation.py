@@ -1,13 +1,16 @@
 """Clients in the server's own process, one after the other: what every other transport must equal."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from adamas._streams import Seed
-from adamas.federated.algorithm import Algorithm, Client, Records, Round
+from adamas.federated.algorithm import Client, Records, Round
 from adamas.federated.server import RoundReport, Server
 
-Answers: TypeAlias = Mapping[int, Records | BaseException | str]
+_LOG = logging.getLogger("adamas.federated")
+
+Answers: TypeAlias = Mapping[int, Records | str]
 """Client -> its update, or why there is none."""
 
 
@@ -25,28 +28,42 @@ class InProcess:
     """A transport that carries nothing anywhere.
 
     Args:
-        algorithm: What the clients compute.
+        server: The training.
         clients: All of them.
         seed: Of what clients draw; None lets each draw secret seeds.
+
+    Raises:
+        ValueError: If a client would release something else than the server charges for.
     """
 
-    def __init__(self, algorithm: Algorithm, clients: Sequence[Client], seed: int | None = None) -> None:
-        self.algorithm, self.clients, self.seed = algorithm, clients, seed
+    def __init__(self, server: Server, clients: Sequence[Client], seed: int | None = None) -> None:
+        self.algorithm, self.clients, self.seed = server.algorithm, clients, seed
+        for number, client in enumerate(clients if server.plan.unit == "record" else ()):
+            for name in ("noise_multiplier", "batch_size"):
+                mine, charged = getattr(client, name), getattr(server, name)
+                if mine != charged:
+                    raise ValueError(
+                        f"Expected client {number} with {name}={charged}, as the server charges, got {mine}."
+                    )
 
     def sizes(self) -> list[int]:
         """See `Transport.sizes`."""
         return [len(client.dataset) for client in self.clients]  # type: ignore[arg-type]
 
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
-        """See `Transport.ask`. A client whose training raises has the exception for an answer."""
-        answers: dict[int, Records | BaseException | str] = {}
+        """See `Transport.ask`.
+
+        A client whose training raises answers with the name of the error: its text could contain examples.
+        """
+        answers: dict[int, Records | str] = {}
         for number in clients:
             client = self.clients[number]
             client.seed = client_seed(self.seed, number, round.number)
             try:
                 answers[number] = self.algorithm.train(client, records, round)
             except Exception as error:  # whatever a user's model or data raise
-                answers[number] = error
+                _LOG.debug("Client %d left round %d out.", number, round.number, exc_info=True)
+                answers[number] = type(error).__name__
         return answers
 
 
@@ -80,7 +97,7 @@ def run_rounds(
         ...                 batch_size=10, participation=0.5, noise_multiplier=noise)
         >>> clients = [Client(torch.nn.Linear(2, 2), part, loss, batch_size=10, noise_multiplier=noise,
         ...                   clip_norm=1.0, delta=1e-3) for part in parts]
-        >>> run_rounds(server, InProcess(algorithm, clients))
+        >>> run_rounds(server, InProcess(server, clients))
         >>> server.round, 0 < server.epsilon() <= 8.0
         (3, True)
     """

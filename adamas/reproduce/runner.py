@@ -28,8 +28,8 @@ from adamas.run import PrivateRun
 # Sums depend on the number of threads in their last bits, so it does not depend on the number of jobs.
 _THREADS = 1
 
-# glibc gives large blocks back to the system when they are freed, and a step asks for the same ones again:
-# up to a third of the time of a run. Other systems ignore these.
+# glibc gives large blocks back to the system when they are freed, and the next step asks for them again: that
+# costs a noticeable share of a run. Other systems ignore these.
 _KEPT_MEMORY = {
     "MALLOC_TOP_PAD_": str(1 << 28),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
