@@ -17,7 +17,7 @@ PACKAGE = Path(adamas.__file__).parent
 # From the bottom to the top. A module imports from lower layers only; the files of one sub-package
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
-    ["_version", "errors", "_validate", "_numerics", "_streams", "_progress", "_words"],
+    ["_version", "errors", "_validate", "_numerics", "_streams", "_progress", "_words", "_files"],
     ["geometry"],
     ["theory"],
     ["engines", "noise", "sampling", "rules"],

@@ -138,6 +138,7 @@ class Algorithm(ABC):
         queries: How many releases a local step makes on its batch.
         sends: Which records of the state clients need.
         uploads: Which records an update has.
+        clients_remember: Whether clients keep something from round to round.
     """
 
     lr: float
@@ -146,6 +147,7 @@ class Algorithm(ABC):
     queries: ClassVar[int] = 1
     sends: ClassVar[tuple[str, ...]] = ("parameters",)
     uploads: ClassVar[tuple[str, ...]] = ("increment",)
+    clients_remember: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _validate.positive(lr=self.lr)

@@ -42,6 +42,7 @@ class Scaffold(Algorithm):
 
     sends: ClassVar[tuple[str, ...]] = ("parameters", "control")
     uploads: ClassVar[tuple[str, ...]] = ("increment", "control")
+    clients_remember: ClassVar[bool] = True
 
     def start(self, model: nn.Module) -> Records:
         """See `Algorithm.start`."""

@@ -1,0 +1,44 @@
+"""The command line: `adamas train | federated | reproduce | report | explain | epsilon | noise | steps`.
+
+Each family of commands is a file, and `app` what they share. Imports that take long are inside the commands,
+so that the calculators start without them.
+"""
+
+import sys
+
+import typer
+
+from adamas.cli.app import app
+
+# isort: off
+# In the order of the commands in the help.
+from adamas.cli import training, federated, tables, calculators  # noqa: F401
+# isort: on
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command; an error is one line on standard error and exit code 2."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except _UsageError as error:
+        code = _complain(error.format_message())  # type: ignore[attr-defined]
+    except MemoryError:
+        code = _complain("out of memory; with so little noise, try --accountant rdp")
+    except (ValueError, TypeError, RuntimeError, OSError, ArithmeticError) as error:
+        code = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = _complain("interrupted")
+    sys.exit(code or 0)
+
+
+# typer's errors of usage share this base, whichever click it is built on.
+_UsageError: type[Exception] = next(
+    cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException"
+)
+
+
+def _complain(message: str) -> int:
+    if not message:  # help was asked for by giving no argument
+        return 0
+    print(f"adamas: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

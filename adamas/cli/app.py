@@ -1,0 +1,99 @@
+"""The program itself: its name, its version, and what all commands share."""
+
+import ast
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import adamas
+from adamas._words import rounded_up
+from adamas.data import DATASETS
+from adamas.engines import ENGINES
+from adamas.ledger import ACCOUNTANTS
+from adamas.models import MODELS
+
+app = typer.Typer(
+    name="adamas",
+    help="Differentially private training with adaptive optimizers, and a true epsilon.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+DataName = Annotated[
+    str, typer.Option(help=f"One of: {', '.join(DATASETS)}; NAME/validation holds training examples out.")
+]
+ModelName = Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")]
+EngineName = Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")]
+Epsilon = Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier.")]
+NoiseMultiplier = Annotated[float | None, typer.Option(help="Or give --epsilon.")]
+ClipNorm = Annotated[float, typer.Option(help="Radius to which an example's gradient is clipped.")]
+MicroBatchSize = Annotated[int | None, typer.Option(help="Most examples at a time.")]
+Seed = Annotated[int | None, typer.Option(help="Reproducible; whoever knows it can remove the noise.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Delta = Annotated[float, typer.Option(help="The delta of the guarantee.")]
+Accountant = Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(adamas.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def assignments(known: Sequence[str], texts: Sequence[str], lr: float | None = None) -> dict[str, Any]:
+    """Options out of NAME=VALUE texts, checked against the names that there are.
+
+    Args:
+        known: Their names.
+        texts: What was given by --set.
+        lr: What was given by --lr.
+    """
+    options: dict[str, Any] = {} if lr is None else {"lr": lr}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name == "lr" and lr is not None:
+            raise ValueError("Expected the learning rate once, by --lr or by --set lr=.")
+        if not equals or name not in known:
+            raise ValueError(f"Expected --set NAME=VALUE with NAME among {', '.join(known)}, got {text!r}.")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+def print_rows(head: list[str], rows: list[list[str]]) -> None:
+    """Prints a table; a row of one text is a heading."""
+    table = Table(*map(escape, head), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row), style="bold" if len(row) == 1 else None)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """Prints plain data."""
+    # JSON has no infinity: without noise, epsilon is the text "inf".
+    plain = {name: "inf" if value == math.inf else value for name, value in result.items()}
+    print(json.dumps(plain, indent=2, allow_nan=False))
+
+
+def shown_bound(value: float | str) -> str:
+    """An epsilon with four decimals, rounded up."""
+    return rounded_up(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,220 @@
+"""`adamas federated run` and `adamas federated blocks`: many clients, none of which shows its data."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Display
+
+from adamas import _validate
+from adamas.cli.app import (
+    Accountant,
+    Delta,
+    EngineName,
+    Epsilon,
+    Json,
+    MicroBatchSize,
+    NoiseMultiplier,
+    Seed,
+    app,
+    assignments,
+    print_json,
+    print_rows,
+    shown_bound,
+)
+from adamas.data import DATASETS
+from adamas.federated import ALGORITHMS
+from adamas.federated.accounting import UNITS
+from adamas.models import MODELS
+
+federated = typer.Typer(
+    name="federated", help="Training over many clients, none of which shows its data.", no_args_is_help=True
+)
+app.add_typer(federated)
+
+_BACKENDS = ("flower", "process")
+
+Data = Annotated[str, typer.Option(help=f"One of: {', '.join(DATASETS)}; spread over the clients.")]
+Model = Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")]
+TaskModule = Annotated[
+    str, typer.Option(help="Instead of --data and --model: a Python module; see adamas.federated.Task.")
+]
+
+
+@federated.command()
+def run(
+    clients: Annotated[int, typer.Option(help="How many.")],
+    rounds: Annotated[int, typer.Option(help="How many.")],
+    local_steps: Annotated[int, typer.Option(help="Of a client in a round.")],
+    algorithm: Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")] = "dp-fedadamw",
+    data: Data = "",
+    model: Model = "",
+    task: TaskModule = "",
+    batch_size: Annotated[int, typer.Option(help="Expected batch size of a local step.")] = 16,
+    participation: Annotated[float, typer.Option(help="Share of the clients in a round.")] = 1.0,
+    dirichlet: Annotated[
+        float, typer.Option(help="How alike the clients' classes are: 0.1 few each, 100 all of them.")
+    ] = 0.6,
+    unit: Annotated[
+        str, typer.Option(help=f"Whose influence is hidden, one of: {', '.join(UNITS)}.")
+    ] = "record",
+    epsilon: Epsilon = None,
+    noise_multiplier: NoiseMultiplier = None,
+    delta: Delta = 1e-5,
+    clip_norm: Annotated[
+        float, typer.Option(help="Radius to which an example's gradient is clipped, or a client's update.")
+    ] = 1.0,
+    accountant: Accountant = "pld",
+    count_on_participation: Annotated[
+        bool,
+        typer.Option(
+            "--count-on-participation",
+            help="Let the random choice of clients, which nobody may know, count for a record's privacy.",
+        ),
+    ] = False,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the local steps.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the algorithm.")
+    ] = None,
+    engine: EngineName = "auto",
+    micro_batch_size: MicroBatchSize = None,
+    seed: Seed = None,
+    backend: Annotated[
+        str, typer.Option(help="flower: its simulation; process: one client after the other.")
+    ] = "flower",
+    timeout: Annotated[float, typer.Option(help="Seconds that a round's clients have to answer.")] = 3600.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; one with a begun training is continued.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model over many clients on this machine, with a true epsilon for each of them."""
+    from adamas.federated.settings import FederatedSettings
+
+    _validate.one_of(ALGORITHMS, algorithm=algorithm)
+    _validate.one_of(_BACKENDS, backend=backend)
+    _validate.positive(timeout=timeout)
+    known = [one.name for one in fields(ALGORITHMS[algorithm]) if one.name != "blocks"]
+    settings = FederatedSettings(
+        algorithm=algorithm,
+        algorithm_options=assignments(known, set_ or [], lr),
+        task=task,
+        data=data,
+        dirichlet=dirichlet,
+        model=model,
+        clients=clients,
+        participation=participation,
+        rounds=rounds,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        unit=unit,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        delta=delta,
+        accountant=accountant,
+        count_on_participation=count_on_participation,
+        engine=engine,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+    )
+    if out is None:
+        out = Path("runs") / f"{algorithm}-{datetime.now():%Y%m%d-%H%M%S}"
+    with _rounds(rounds) as show:
+        result = _train(settings, out, backend, timeout, show)
+    if as_json:
+        print_json(result)
+        return
+    console = Console(highlight=False)
+    style = "" if result["private"] else "[bold red]"
+    console.print(f"{style}{result['privacy']}", soft_wrap=True)
+    console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {delta:g}, {accountant})")
+    if result["test_accuracy"] is not None:
+        console.print(f"test accuracy   {result['test_accuracy']:.2%}")
+    console.print(f"files           {out}", soft_wrap=True)
+
+
+def _train(
+    settings: Any, out: Path, backend: str, timeout: float, show: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    if backend == "process":
+        from adamas.federated.task import make_task
+        from adamas.federated.training import train_in_process
+
+        return train_in_process(settings, make_task(settings), out, progress=show)
+    try:
+        import flwr  # noqa: F401
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError(
+            "Flower's simulation is not installed. Run: pip install 'adamas[federated]', or give "
+            "--backend process."
+        ) from error
+    from adamas.federated.flower.simulation import simulate
+
+    return simulate(settings, out, timeout=timeout, progress=show)
+
+
+@federated.command()
+def blocks(
+    data: Data = "",
+    model: Model = "",
+    task: TaskModule = "",
+    as_json: Json = False,
+) -> None:
+    """Show which parameters share a second moment in dp-fedadamw, and what an upload has."""
+    from adamas.federated import Blocks
+    from adamas.federated.settings import FederatedSettings
+    from adamas.federated.task import make_task
+
+    settings = FederatedSettings(
+        task=task,
+        data=data,
+        model=model,
+        clients=1,
+        rounds=1,
+        local_steps=1,
+        batch_size=1,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    chosen = make_task(settings)
+    made = chosen.make_model()
+    found = list(chosen.make_blocks(made) or Blocks.of(made))
+    numbers = sum(block.coordinates for block in found)
+    if as_json:
+        blocks = [{"name": block.name, "coordinates": block.coordinates} for block in found]
+        print_json({"blocks": blocks, "upload": numbers + len(found), "coordinate_wise": 2 * numbers})
+        return
+    print_rows(["block", "coordinates"], [[block.name, f"{block.coordinates:,}"] for block in found])
+    print(
+        f"an upload: {numbers:,} parameters + {len(found)} blocks = {numbers + len(found):,} numbers "
+        f"(coordinate-wise second moments: {2 * numbers:,})"
+    )
+
+
+@contextmanager
+def _rounds(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows how far a training is: a bar on a terminal, a line for each round elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Display(*columns, console=console, disable=not console.is_terminal) as display:
+        bar = display.add_task("", total=total)
+
+        def show(line: dict[str, Any]) -> None:
+            display.update(bar, completed=line["round"])
+            words = [f"round {line['round']}/{total}"]
+            if "answered" in line:
+                words.append(f"{len(line['answered'])} clients")
+            words += [f"client {client} left out: {why}" for client, why in line.get("left_out", {}).items()]
+            if "test_accuracy" in line:
+                words.append(f"test accuracy {line['test_accuracy']:.2%}")
+            console.print(f"{'; '.join(words)}; {line['seconds']:.1f} s", markup=False, soft_wrap=True)
+
+        yield show

@@ -1,0 +1,34 @@
+"""Records as Flower's messages carry them."""
+
+import json
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from adamas.federated.algorithm import Arrays, Records
+
+_WORDS = "adamas"
+_TEXT = "json"
+
+
+def pack(records: Records, words: dict[str, Any]) -> RecordDict:
+    """Groups of tensors and plain data as the content of a message."""
+    content = {name: packed_arrays(arrays) for name, arrays in records.items()}
+    return RecordDict({**content, _WORDS: ConfigRecord({_TEXT: json.dumps(words)})})
+
+
+def unpack(content: RecordDict) -> tuple[Records, dict[str, Any]]:
+    """What `pack` was given."""
+    records: Records = {name: unpacked_arrays(arrays) for name, arrays in content.array_records.items()}
+    words: dict[str, Any] = json.loads(str(content.config_records[_WORDS][_TEXT]))
+    return records, words
+
+
+def packed_arrays(arrays: Arrays) -> ArrayRecord:
+    """Tensors by name as Flower keeps them."""
+    return ArrayRecord(dict(arrays))
+
+
+def unpacked_arrays(record: ArrayRecord) -> Arrays:
+    """What `packed_arrays` was given."""
+    return dict(record.to_torch_state_dict())

@@ -1,0 +1,59 @@
+"""Flower's simulation: all clients are virtual nodes of one machine."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before the first import of Flower
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from adamas.federated.flower.client_app import app as client_app
+from adamas.federated.flower.server_app import TIMEOUT, serve
+from adamas.federated.settings import FederatedSettings
+from adamas.federated.training import Line
+
+
+def simulate(
+    settings: FederatedSettings,
+    out: Path,
+    *,
+    timeout: float = TIMEOUT,
+    cores_per_client: float = 1.0,
+    progress: Callable[[Line], None] = lambda _: None,
+) -> Line:
+    """Runs a training in Flower's simulation, and returns its result.
+
+    Args:
+        settings: The training.
+        out: The folder of its files.
+        timeout: Seconds that the clients of a round have to answer.
+        cores_per_client: As many clients run at a time as have cores.
+        progress: Called with each round's line.
+    """
+    results: list[Line] = []
+    failures: list[BaseException] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            results.append(serve(grid, settings, out, timeout=timeout, progress=progress))
+        except BaseException as error:  # Flower would end as if nothing had happened
+            failures.append(error)
+            raise
+
+    backend: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": cores_per_client, "num_gpus": 0.0}}
+    try:
+        run_simulation(server_app, client_app, settings.clients, backend_config=backend)
+    except Exception:
+        if not failures:
+            raise
+    if failures:
+        raise failures[0]
+    if not results:
+        raise RuntimeError("Flower's simulation ended without a result. Its log says why.")
+    return results[0]

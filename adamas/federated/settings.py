@@ -1,0 +1,178 @@
+"""What defines a federated training, as plain data that a command line, a file or a message can carry."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from adamas import _validate
+from adamas.federated import ALGORITHMS
+from adamas.federated.accounting import UNITS, Plan
+from adamas.federated.algorithm import Algorithm
+from adamas.federated.blocks import Blocks
+from adamas.ledger import ACCOUNTANTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedSettings:
+    """A federated training.
+
+    Attributes:
+        algorithm: A name in `ALGORITHMS`.
+        algorithm_options: Its hyperparameters.
+        task: What is trained on what: the name of a Python module, see `adamas.federated.Task`. Empty for
+            `data` and `model`.
+        data: A name in `adamas.data.DATASETS`, spread over the clients.
+        data_options: Its options.
+        dirichlet: Concentration of the classes on clients; see `dirichlet_partition`.
+        model: A name in `adamas.models.MODELS`.
+        model_options: Its options.
+        clients: How many.
+        participation: Share of them in a round.
+        rounds: How many.
+        local_steps: Of a client in a round.
+        batch_size: Expected number of examples of a local step.
+        unit: "record" or "client": whose influence is hidden.
+        epsilon: The budget, from which the noise follows; or give `noise_multiplier`.
+        noise_multiplier: Of each release; or give `epsilon`.
+        clip_norm: Of an example's gradient; for the unit "client", of a whole update.
+        delta: Of the guarantee.
+        accountant: "pld" or "rdp".
+        count_on_participation: Let the random choice of clients count for the privacy of records (the nested
+            bound). Then nobody may know or choose who takes part.
+        engine: A name in `adamas.engines.ENGINES`, or "auto".
+        micro_batch_size: Most examples that a client processes at a time.
+        seed: Makes the training reproducible, and its noise known to whoever knows the number.
+
+    Example:
+        >>> settings = FederatedSettings(data="digits", model="mlp", clients=4, rounds=2, local_steps=3,
+        ...                              batch_size=20, epsilon=3.0, delta=1e-5)
+        >>> FederatedSettings.from_json(settings.to_json()) == settings
+        True
+    """
+
+    algorithm: str = "dp-fedadamw"
+    algorithm_options: dict[str, Any] = field(default_factory=dict)
+    task: str = ""
+    data: str = ""
+    data_options: dict[str, Any] = field(default_factory=dict)
+    dirichlet: float = 0.6
+    model: str = ""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    clients: int
+    participation: float = 1.0
+    rounds: int
+    local_steps: int
+    batch_size: int
+    unit: str = "record"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    clip_norm: float = 1.0
+    delta: float
+    accountant: str = "pld"
+    count_on_participation: bool = False
+    engine: str = "auto"
+    micro_batch_size: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(ALGORITHMS, algorithm=self.algorithm)
+        _validate.one_of(UNITS, unit=self.unit)
+        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        _validate.count(
+            clients=self.clients,
+            rounds=self.rounds,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+        )
+        _validate.rate(participation=self.participation)
+        _validate.positive(clip_norm=self.clip_norm, dirichlet=self.dirichlet)
+        _validate.probability(delta=self.delta)
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
+        if self.epsilon is not None:
+            _validate.positive(epsilon=self.epsilon)
+        if self.noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        if bool(self.task) == bool(self.data or self.model) or bool(self.data) != bool(self.model):
+            raise ValueError("Expected either task, a Python module, or both data and model.")
+        self.make_algorithm()
+
+    def make_algorithm(self, blocks: Blocks | None = None) -> Algorithm:
+        """The algorithm with its hyperparameters.
+
+        Args:
+            blocks: The partition of the parameters, for an algorithm that has blocks; None takes its own.
+        """
+        kind = ALGORITHMS[self.algorithm]
+        names = [one.name for one in fields(kind)]
+        options: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.algorithm_options.items()
+        }
+        if blocks is not None and "blocks" in names:
+            options["blocks"] = blocks
+        elif "blocks" in names:
+            names.remove("blocks")
+        for option in options:
+            if option not in names:
+                raise ValueError(
+                    f"Expected algorithm_options of {self.algorithm} among {names}, got {option!r}."
+                )
+        return kind(**options)
+
+    def plan(self, sizes: list[int]) -> Plan:
+        """What the privacy depends on, given the number of examples of each client."""
+        share = max(1, round(self.participation * self.clients)) / self.clients
+        return Plan(
+            unit=self.unit,
+            rounds=self.rounds,
+            local_steps=self.local_steps,
+            sampling_rate=share if self.unit == "client" else min(1.0, self.batch_size / min(sizes)),
+            queries=self.make_algorithm().queries if self.unit == "record" else 1,
+            delta=self.delta,
+            accountant=self.accountant,
+            participation=share if self.count_on_participation else None,
+        )
+
+    def noise(self, plan: Plan) -> float:
+        """The noise multiplier, given or calibrated."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        return plan.noise_multiplier(self.epsilon)
+
+    def to_json(self) -> str:
+        """As text that `from_json` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "FederatedSettings":
+        """From the text of `to_json`."""
+        return cls(**json.loads(text))
+
+    @classmethod
+    def from_flat(cls, config: Mapping[str, Any]) -> "FederatedSettings":
+        """From one level of names, as Flower's configuration of a run has them.
+
+        Args:
+            config: Names with hyphens; an option's name follows a dot.
+
+        Example:
+            >>> FederatedSettings.from_flat({"algorithm": "dp-fedavg", "algorithm-options.lr": 0.1,
+            ...     "data": "digits", "model": "mlp", "clients": 4, "rounds": 2, "local-steps": 3,
+            ...     "batch-size": 20, "epsilon": 3.0, "delta": 1e-5}).algorithm_options
+            {'lr': 0.1}
+        """
+        known = {one.name for one in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in config.items():
+            name, _, option = key.partition(".")
+            name = name.replace("-", "_")
+            if name not in known or bool(option) != name.endswith("_options"):
+                raise ValueError(f"Expected names of settings such as local-steps, got {key!r}.")
+            if option:
+                values.setdefault(name, {})[option.replace("-", "_")] = value
+            else:
+                values[name] = value
+        return cls(**values)
