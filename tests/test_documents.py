@@ -1,4 +1,4 @@
-"""The code in README.md and CONTRIBUTING.md runs as it stands there."""
+"""The code in the documents runs as it stands there."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import torch
 
 import adamas
+from adamas.federated.settings import FederatedSettings
+from adamas.federated.task import make_task
+from adamas.federated.training import train_in_process
 from adamas.rules.base import Rule
 
 ROOT = Path(__file__).parent.parent
@@ -42,3 +45,17 @@ def test_the_skeleton_rule_is_a_rule():
     adamas.PrivateGradient({p: torch.tensor([3.0, -2.0])}, {p: 1.0}).write_to(rule)
     rule.step()
     assert p.tolist() == [-0.5, 0.5]
+
+
+def test_the_module_of_the_federated_page_is_a_task(tmp_path, monkeypatch):
+    (module,) = python_blocks("docs/federated.md")
+    (tmp_path / "task_of_the_page.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = FederatedSettings(
+        task="task_of_the_page",
+        **{"clients": 3, "rounds": 2, "local_steps": 2, "batch_size": 20, "noise_multiplier": 1.0},
+        **{"delta": 1e-5, "accountant": "rdp"},
+    )
+    result = train_in_process(settings, make_task(settings), tmp_path / "out")
+    assert result["rounds_asked"] == [2, 2, 2]
+    assert result["test_accuracy"] is None
