@@ -5,6 +5,7 @@ import math
 import re
 
 import federated_blobs
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -65,6 +66,10 @@ def lines(out):
         ({"participation": 1.5}, "participation"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"dirichlet": 0.0}, "dirichlet"),
+        ({"least_examples": 9}, "least_examples=9 >= batch_size=10"),
+        ({"task": "", "data": "imagenet", "model": "mlp"}, "data"),
+        ({"task": "", "data": "digits", "model": "vgg"}, "model"),
+        ({"task": "", "data": "digits", "model": "mlp", "model_options": {"depth": 9}}, "model_options"),
         ({"delta": 1.0}, "delta"),
         ({"epsilon": 1.0}, "exactly one of epsilon and noise_multiplier"),
         ({"noise_multiplier": None}, "exactly one of epsilon and noise_multiplier"),
@@ -149,10 +154,12 @@ def test_the_blocks_of_a_users_module_are_taken(tmp_path, monkeypatch):
 def test_a_data_set_is_spread_over_clients_the_same_way_everywhere():
     settings = blobs(task="", data="digits", model="mlp", dirichlet=0.3)
     task, again = make_task(settings), make_task(settings)
-    counts = task.label_counts()
+    counts = np.array(task.label_counts())
     assert counts.shape == (4, 10)
     assert counts.sum() == sum(len(task.client_data(number, 4)) for number in range(4))
     assert counts.sum(1).min() >= settings.batch_size
+    fewest = make_task(blobs(task="", data="digits", model="mlp", dirichlet=0.3, least_examples=320))
+    assert np.array(fewest.label_counts()).sum(1).min() >= 320 > counts.sum(1).min()
     for number in range(4):
         for mine, others in zip(
             task.client_data(number, 4).tensors, again.client_data(number, 4).tensors, strict=True

@@ -61,6 +61,9 @@ def run(
     dirichlet: Annotated[
         float, typer.Option(help="How alike the clients' classes are: 0.1 few each, 100 all of them.")
     ] = 0.6,
+    least_examples: Annotated[
+        int | None, typer.Option(help="Fewest examples of a client; the batch size if not given.")
+    ] = None,
     unit: Annotated[
         str, typer.Option(help=f"Whose influence is hidden, one of: {', '.join(UNITS)}.")
     ] = "record",
@@ -107,6 +110,7 @@ def run(
         task=task,
         data=data,
         dirichlet=dirichlet,
+        least_examples=least_examples,
         model=model,
         clients=clients,
         participation=participation,

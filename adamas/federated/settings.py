@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from adamas import _validate
+from adamas import _validate, experiment
 from adamas.federated import ALGORITHMS
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
@@ -25,6 +25,8 @@ class FederatedSettings:
         data: A name in `adamas.data.DATASETS`, spread over the clients.
         data_options: Its options.
         dirichlet: Concentration of the classes on clients; see `dirichlet_partition`.
+        least_examples: The fewest examples of a client; None for `batch_size`. The client with the fewest
+            needs the most noise, and all have the same.
         model: A name in `adamas.models.MODELS`.
         model_options: Its options.
         clients: How many.
@@ -57,6 +59,7 @@ class FederatedSettings:
     data: str = ""
     data_options: dict[str, Any] = field(default_factory=dict)
     dirichlet: float = 0.6
+    least_examples: int | None = None
     model: str = ""
     model_options: dict[str, Any] = field(default_factory=dict)
     clients: int
@@ -96,7 +99,31 @@ class FederatedSettings:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
         if bool(self.task) == bool(self.data or self.model) or bool(self.data) != bool(self.model):
             raise ValueError("Expected either task, a Python module, or both data and model.")
+        if self.least_examples is not None and self.least_examples < self.batch_size:
+            raise ValueError(
+                f"Expected least_examples={self.least_examples} >= batch_size={self.batch_size}."
+            )
         self.make_algorithm()
+        if self.data:
+            self.central()
+
+    def central(self) -> experiment.Settings:
+        """Data and model as settings of a central run."""
+        return experiment.Settings(
+            data=self.data,
+            data_options=self.data_options,
+            model=self.model,
+            model_options=self.model_options,
+            rule="sgd",
+            batch_size=self.batch_size,
+            delta=self.delta,
+            seed=self.public_seed,
+        )
+
+    @property
+    def public_seed(self) -> int:
+        """Of the initial weights and of the spread over clients, which are public."""
+        return 0 if self.seed is None else self.seed
 
     def make_algorithm(self, blocks: Blocks | None = None) -> Algorithm:
         """The algorithm with its hyperparameters.

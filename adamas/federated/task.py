@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from adamas import experiment
+from adamas.data import Data, load
 from adamas.engines import Loss
 from adamas.federated.blocks import Blocks
 from adamas.federated.partition import dirichlet_partition
@@ -42,6 +44,9 @@ class Task(Protocol):
     def make_blocks(self, model: nn.Module) -> Blocks | None:
         """Which parameters share a second moment; None leaves it to the algorithm."""
 
+    def label_counts(self) -> list[list[int]] | None:
+        """How many examples of each class each client has, where that is public; None where it is not."""
+
 
 def make_task(settings: FederatedSettings) -> Task:
     """The task that the settings name.
@@ -70,27 +75,17 @@ class DataTask:
 
     Args:
         settings: Names of data and model, the clients and the spread.
+        load: Takes the name of a data set and its options, as `adamas.data.load`.
     """
 
-    def __init__(self, settings: FederatedSettings) -> None:
-        public = 0 if settings.seed is None else settings.seed  # initial weights and spread are public
-        central = experiment.Settings(
-            data=settings.data,
-            data_options=settings.data_options,
-            model=settings.model,
-            model_options=settings.model_options,
-            rule="sgd",
-            batch_size=settings.batch_size,
-            delta=settings.delta,
-            seed=public,
-        )
-        _, self._model, self._data = experiment.task(central)
+    def __init__(self, settings: FederatedSettings, load: Callable[..., Data] = load) -> None:
+        _, self._model, self._data = experiment.task(settings.central(), load)
         self._parts = dirichlet_partition(
             self._labels(),
             clients=settings.clients,
             alpha=settings.dirichlet,
-            seed=public,
-            least=settings.batch_size,
+            seed=settings.public_seed,
+            least=settings.least_examples or settings.batch_size,
         )
 
     @property
@@ -115,10 +110,10 @@ class DataTask:
     def make_blocks(self, model: nn.Module) -> None:
         """See `Task.make_blocks`."""
 
-    def label_counts(self) -> np.ndarray:
-        """How many examples of each class each client has: clients x classes."""
+    def label_counts(self) -> list[list[int]]:
+        """See `Task.label_counts`."""
         labels = self._labels()
-        return np.stack([np.bincount(labels[part], minlength=self._data.classes) for part in self._parts])
+        return [np.bincount(labels[part], minlength=self._data.classes).tolist() for part in self._parts]
 
     def _labels(self) -> np.ndarray:
         return self._data.train.tensors[-1].numpy()
@@ -159,3 +154,6 @@ class ModuleTask:
         """See `Task.make_blocks`."""
         make = getattr(self._module, "make_blocks", None)
         return make(model) if make else None
+
+    def label_counts(self) -> None:
+        """See `Task.label_counts`."""

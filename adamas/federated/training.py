@@ -93,7 +93,8 @@ def train(
         _save(server, settings, out)
         raise
     result = _result(server, settings) | {
-        "test_accuracy": None if test is None else accuracy(server.model, test)
+        "test_accuracy": None if test is None else accuracy(server.model, test),
+        "label_counts": task.label_counts(),
     }
     weights = {name: value.contiguous() for name, value in server.model.state_dict().items()}
     replace_file(out / MODEL, lambda path: save_file(weights, path))
@@ -106,19 +107,28 @@ def train_in_process(
     settings: FederatedSettings, task: Task, out: Path, *, progress: Callable[[Line], None] = lambda _: None
 ) -> Line:
     """Runs a training with all clients in this process; see `train`."""
-    sizes = [
+
+    def connect(server: Server) -> InProcess:
+        return in_process(server, settings, task)
+
+    return train(settings, task, out, sizes=client_sizes(settings, task), connect=connect, progress=progress)
+
+
+def in_process(server: Server, settings: FederatedSettings, task: Task) -> InProcess:
+    """All clients of a server in this process, with one model: each round begins by overwriting it."""
+    noise = server.noise_multiplier
+    clients = [make_client(settings, task, number, noise) for number in range(settings.clients)]
+    for client in clients[1:]:
+        client.model = clients[0].model
+    return InProcess(server, clients, settings.seed)
+
+
+def client_sizes(settings: FederatedSettings, task: Task) -> list[int]:
+    """The number of examples of each client, where all of them are here."""
+    return [
         len(task.client_data(number, settings.clients))  # type: ignore[arg-type]
         for number in range(settings.clients)
     ]
-
-    def connect(server: Server) -> InProcess:
-        noise = server.noise_multiplier
-        clients = [make_client(settings, task, number, noise) for number in range(settings.clients)]
-        for client in clients[1:]:  # one model for all: each round begins by overwriting it
-            client.model = clients[0].model
-        return InProcess(server, clients, settings.seed)
-
-    return train(settings, task, out, sizes=sizes, connect=connect, progress=progress)
 
 
 def make_server(settings: FederatedSettings, task: Task, sizes: Sequence[int]) -> Server:
@@ -160,6 +170,7 @@ def _result(server: Server, settings: FederatedSettings) -> Line:
         "epsilon": epsilon if math.isfinite(epsilon) else "inf",
         "private": math.isfinite(epsilon),
         "privacy": _privacy_statement(server, settings),
+        "delta": settings.delta,
         "noise_multiplier": server.noise_multiplier,
         "rounds": server.round,
         "settings": asdict(settings),

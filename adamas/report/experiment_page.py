@@ -6,6 +6,7 @@ from typing import Any
 
 from adamas.report import experiment_plots as plots
 from adamas.report import moments
+from adamas.report.federated import partition_card
 from adamas.report.numbers_table import numbers_legend, numbers_table
 from adamas.report.outcome import Outcome, plural
 from adamas.report.page import (
@@ -122,6 +123,22 @@ def _figures(outcome: Outcome, level: int) -> Iterator[str]:
     others = [drawn[column] for column in outcome.columns if column not in ends]
     if others:
         yield details(f"The other columns ({len(others)})", cards(others, large=True))
+    spreads = _partitions(outcome)
+    if spreads:
+        yield heading(level, "Which client has which classes")
+        yield cards(spreads, large=True)
+
+
+def _partitions(outcome: Outcome) -> list[str]:
+    """How the first seed's examples are spread over clients, in each column that has another spread."""
+    drawn: dict[str, str] = {}
+    for column in outcome.columns:
+        lines = [line for line in outcome.lines if line["column"] == column and line.get("label_counts")]
+        if lines:
+            first = min(lines, key=lambda line: int(line["seed"]))
+            title = f"{outcome.column_title(column)}, seed {first['seed']}"
+            drawn.setdefault(str(first["label_counts"]), partition_card(first["label_counts"], title))
+    return list(drawn.values())
 
 
 def _moments(outcome: Outcome, level: int) -> Iterator[str]:

@@ -178,7 +178,7 @@ def _name(outcome: Outcome, pair: Pair) -> str:
 
 
 def learning_curves(outcome: Outcome, column: str) -> str:
-    """Accuracy over the steps of a column's runs, one curve for each row."""
+    """Accuracy over the steps, or rounds, of a column's runs, one curve for each row."""
     figure, ax = axes(_LARGE[0], 3.2)
     spoken = []
     for row in outcome.rows:
@@ -193,7 +193,7 @@ def learning_curves(outcome: Outcome, column: str) -> str:
             high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
             ax.fill_between(steps, low, high, color=colour(i), alpha=0.16, linewidth=0)
         spoken.append(f"{outcome.row_title(row)} {means[0]:.1f}% to {means[-1]:.1f}%")
-    ax.set_xlabel("step")
+    ax.set_xlabel("round" if outcome.table.federated else "step")
     ax.set_ylabel(f"{accuracy_name(outcome.table)}, %")
     _round_ticks(ax.yaxis)
     epsilon = outcome.epsilons.get(column)

@@ -53,9 +53,14 @@ def _guarantee(lines: Sequence[Line]) -> str:
     delta, steps = extent(values_of(lines, "delta")), extent(values_of(lines, "steps"), ",")
     by_rdp = "" if None in loose else f" By RDP, which is less tight, ε = {epsilon_text(loose)}."
     noise = extent(values_of(lines, "noise_multiplier"), ".3g")
+    whose = (
+        " of the client with the fewest, if it takes part in all rounds"
+        if any("label_counts" in line for line in lines)
+        else ""
+    )
     return (
         "A record's influence on a run is bounded by (ε, δ)-differential privacy with "
-        f"ε = {epsilon_text(tight)} and δ = {delta} under {relation}: {drawn} of {where} records on "
+        f"ε = {epsilon_text(tight)} and δ = {delta} under {relation}{whose}: {drawn} of {where} records on "
         f"average, {steps} steps, noise multiplier {noise}, accountant PLD.{by_rdp}"
     )
 

@@ -1,13 +1,15 @@
-"""The part of a page about runs of `adamas train`: what was promised, what came out, what the rule did."""
+"""The part of a page about single runs: what was promised, what came out, what the rule did."""
 
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 from adamas.report import moments
+from adamas.report.federated import partition_card, rounds_card
 from adamas.report.page import (
     Field,
     at,
+    cards,
     data_table,
     definitions,
     details,
@@ -47,16 +49,24 @@ def _table(runs: list[Run]) -> str:
         result, last = run.result, run.lines[-1] if run.lines else {}
         texts = [
             escape(run.name),
-            *(escape(str(at(result, "settings", key) or "–")) for key in ("rule", "data", "model")),
+            *(
+                escape(_named(result, *keys))
+                for keys in (("rule", "algorithm"), ("data", "task"), ("model",))
+            ),
             short(result.get("epsilon")) if run.private() else '<b class="red">∞, NOT PRIVATE</b>',
             short(result.get("delta")),
             short(result.get("noise_multiplier")),
             short(result.get("steps", last.get("step"))),
-            "–" if "test_accuracy" not in result else f"{number(result['test_accuracy']):.2%}",
+            "–" if result.get("test_accuracy") is None else f"{number(result['test_accuracy']):.2%}",
             short(at(last, "overall", "state_bytes_per_parameter"), " bytes per parameter"),
         ]
         rows.append([Field(text) for text in texts])
     return data_table("The runs and their results", heads, rows)
+
+
+def _named(result: dict[str, Any], *keys: str) -> str:
+    """The first of some settings that a run has."""
+    return str(next(filter(None, (at(result, "settings", key) for key in keys)), "–"))
 
 
 def _section(run: Run, level: int) -> Iterator[str]:
@@ -73,8 +83,14 @@ def _section(run: Run, level: int) -> Iterator[str]:
             for entry in entries
         )
         yield details("Ledger: what was released", f"<ul>{listed}</ul>", opened=True)
+    federated = [rounds_card(run.rounds)] if run.rounds else []
+    if counts := at(run.result, "label_counts"):
+        federated.append(partition_card(counts, "Examples of each client"))
+    if federated:
+        yield cards(federated, large=True)
     if not run.lines:
-        yield paragraph("Trained without --diagnose, so there is nothing to draw.")
+        if not federated:
+            yield paragraph("Trained without --diagnose, so there is nothing to draw.")
         return
     layers = at(run.lines[-1], "layers") or {}
     largest = sorted(layers, key=lambda name: -number(at(layers, name, "coordinates")))[:MOST_SERIES]

@@ -1,4 +1,4 @@
-"""The folders of `adamas train`: `result.json`, `ledger.json` and `diagnostics.jsonl`."""
+"""The folders of `adamas train` and `adamas federated run`: a result, a ledger, lines of JSON."""
 
 import json
 from collections.abc import Sequence
@@ -7,19 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from adamas.experiment import DIAGNOSTICS
+from adamas.federated.training import ROUNDS
 
 RESULT, LEDGER = "result.json", "ledger.json"
-"""The files of a run, with `adamas.experiment.DIAGNOSTICS`."""
+"""The files of a run, with `adamas.experiment.DIAGNOSTICS` and `adamas.federated.training.ROUNDS`."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one folder holds; `result` is empty for a run that did not finish."""
+    """What one folder holds; `result` is empty for a run that did not finish.
+
+    Attributes:
+        name: What it is called.
+        result: What came out.
+        ledger: What was released.
+        lines: Diagnostics.
+        rounds: Of a federated training.
+    """
 
     name: str
     result: dict[str, Any]
     ledger: dict[str, Any]
     lines: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
 
     def private(self) -> bool:
         """Not if any of its files says otherwise."""
@@ -33,7 +43,7 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
-    return (folder / RESULT).exists() or (folder / DIAGNOSTICS).exists()
+    return any((folder / name).exists() for name in (RESULT, DIAGNOSTICS, ROUNDS))
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
@@ -49,14 +59,19 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _load(folder: Path, name: str) -> Run:
-    # A run that died while it wrote may have left a last line without an end.
-    text = _read(folder / DIAGNOSTICS).rpartition("\n")[0]
     return Run(
         name,
         _parsed(_read(folder / RESULT) or "{}", folder / RESULT),
         _parsed(_read(folder / LEDGER) or "{}", folder / LEDGER),
-        [_parsed(line, folder / DIAGNOSTICS) for line in text.splitlines()],
+        _lines(folder / DIAGNOSTICS),
+        _lines(folder / ROUNDS),
     )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    # A run that died while it wrote may have left a last line without an end.
+    text = _read(path).rpartition("\n")[0]
+    return [_parsed(line, path) for line in text.splitlines()]
 
 
 def _read(path: Path) -> str:

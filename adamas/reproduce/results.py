@@ -15,6 +15,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adamas.experiment import Settings
+from adamas.federated import ALGORITHMS
+from adamas.federated.settings import FederatedSettings
 from adamas.models import MODELS
 from adamas.reproduce.table import Cell, Table
 from adamas.rules import RULES
@@ -180,7 +182,7 @@ def _name(line: Line) -> str:
     return f"row {line['row']!r}, column {line['column']!r}, seed {line['seed']}"
 
 
-def plain_settings(settings: Settings) -> dict[str, Any]:
+def plain_settings(settings: Settings | FederatedSettings) -> dict[str, Any]:
     """Settings as JSON has them, but for the seed and those with their default."""
     values = json.loads(json.dumps(asdict(settings)))
     for each in fields(settings):
@@ -190,8 +192,8 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
     return values  # type: ignore[no-any-return]
 
 
-def resolved_options(settings: Settings) -> dict[str, Any]:
-    """Every option of rule and model with its value, so that a changed default is seen.
+def resolved_options(settings: Settings | FederatedSettings) -> dict[str, Any]:
+    """Every option of rule (or algorithm) and model with its value, so that a changed default is seen.
 
     Example:
         >>> sgd = Settings(data="digits", model="linear", rule="sgd", batch_size=8, delta=1e-5)
@@ -199,10 +201,12 @@ def resolved_options(settings: Settings) -> dict[str, Any]:
         {'rule.lr': 0.1, 'rule.momentum': 0.0, 'rule.weight_decay': 0.0}
     """
     result: dict[str, Any] = {}
-    for kind, factory, given in (
-        ("rule", RULES[settings.rule], settings.rule_options),
-        ("model", MODELS[settings.model], settings.model_options),
-    ):
+    method: tuple[str, type, dict[str, Any]]
+    if isinstance(settings, FederatedSettings):
+        method = ("algorithm", ALGORITHMS[settings.algorithm], settings.algorithm_options)
+    else:
+        method = ("rule", RULES[settings.rule], settings.rule_options)
+    for kind, factory, given in (method, ("model", MODELS[settings.model], settings.model_options)):
         for name, parameter in inspect.signature(factory).parameters.items():
             if parameter.default is not inspect.Parameter.empty:
                 result[f"{kind}.{name}"] = given.get(name, parameter.default)

@@ -1,10 +1,7 @@
 """Makes the runs of a table that are missing, several at a time, and keeps each as soon as it is finished."""
 
-import functools
-import json
 import multiprocessing
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,17 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from adamas import _validate
-from adamas._version import __version__
-from adamas.data import Data, load
-from adamas.diagnostics import diagnose
-from adamas.errors import UnsupportedError
-from adamas.experiment import Settings, accuracy, private_run, task
-from adamas.reproduce.results import Line, Results, plain_settings, resolved_options
+from adamas.reproduce.one_run import THREADS, finished_run
+from adamas.reproduce.results import Line, Results
 from adamas.reproduce.table import Cell
-from adamas.run import PrivateRun
-
-# Sums depend on the number of threads in their last bits, so it does not depend on the number of jobs.
-_THREADS = 1
 
 # glibc gives large blocks back to the system when they are freed, and the next step asks for them again: that
 # costs a noticeable share of a run. Other systems ignore these.
@@ -159,11 +148,9 @@ def _left(results: Results, missing: list[tuple[Cell, int]], jobs: int) -> float
     return total / jobs
 
 
-# --- in a process of its own ----------------------------------------------------------------------------
-
-
 def _start_worker(parent: int) -> None:
-    torch.set_num_threads(_THREADS)
+    """Of a process of its own."""
+    torch.set_num_threads(THREADS)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -171,60 +158,3 @@ def _start_worker(parent: int) -> None:
         os._exit(1)  # the parent was killed: nobody waits for this run
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(name: str, options: str) -> Data:
-    return load(name, **json.loads(options))
-
-
-def finished_run(settings: Settings, evaluations: int, histograms: bool) -> Line:
-    """Trains as the settings say and returns what is worth keeping, without a word about training data."""
-    _, model, data = task(settings, lambda name, **options: _loaded(name, json.dumps(options)))
-    run = private_run(settings, model, data, progress=False)
-    marks = {round(run.steps * mark / evaluations) for mark in range(1, evaluations)}
-    curve = []
-    start = time.perf_counter()
-    for step in run:
-        if step.number in marks and step.number != step.total:
-            curve.append([step.number, _accuracy(run, data)])
-    curve.append([run.steps_done, _accuracy(run, data)])
-    seconds = time.perf_counter() - start
-    seen = diagnose(run.rule, run.model)["overall"]
-    kept = run.diagnostics(raw=run.raw, histograms=True) if histograms else {}
-    return {
-        "settings": plain_settings(settings),
-        "options": resolved_options(settings),
-        "private": run.private,
-        "epsilon": {name: _epsilon(run, name) for name in ("pld", "rdp")} if run.private else "inf",
-        "delta": settings.delta,
-        "noise_multiplier": run.noise_multiplier,
-        "sampling_rate": run.loader.sampler.rate,
-        "steps": run.steps_done,
-        "test_accuracy": curve[-1][1],
-        "curve": curve,
-        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
-        "state_bytes_per_parameter": seen["state_bytes_per_parameter"],
-        **({"moments": kept} if histograms else {}),
-        "engine": run.engine,
-        "seconds": round(seconds, 1),
-        "version": __version__,
-        "machine": _machine(),
-    }
-
-
-def _epsilon(run: PrivateRun, accountant: str) -> float | None:
-    """None where an accountant has no bound for the sampling."""
-    try:
-        return run.epsilon(accountant)
-    except UnsupportedError:
-        return None
-
-
-def _accuracy(run: PrivateRun, data: Data) -> float:
-    return accuracy(run.ema_model or run.model, data.test)
-
-
-def _machine() -> str:
-    processor = platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} cores, {_THREADS} thread, torch {torch.__version__}"

@@ -2,8 +2,8 @@
 
 `experiments/<paper>/<table>.toml` names them. The settings of a cell are those of the table, changed by its
 column, by its row, and by what the row says about this column, in this order; they are the fields of
-`adamas.experiment.Settings`. TOML has no word for None: among the options of rule, model and data it is
-"none".
+`adamas.experiment.Settings`, or of `adamas.federated.settings.FederatedSettings` for a table with
+`federated = true`. TOML has no word for None: among the options of rule, model and data it is "none".
 """
 
 import tomllib
@@ -14,10 +14,11 @@ from typing import Any
 
 from adamas import _validate
 from adamas.experiment import Settings
+from adamas.federated.settings import FederatedSettings
 
 # One of each pair is given; a change of one takes the place of the other.
 _EITHER = [("epochs", "steps"), ("epsilon", "noise_multiplier")]
-_NESTED = ("data_options", "model_options", "rule_options")
+_NESTED = ("data_options", "model_options", "rule_options", "algorithm_options")
 _FORMS = ("published", "corrected", "ours")
 
 PRIVACY_NUMBERS = "privacy/published"
@@ -83,6 +84,7 @@ class Table:
         seeds: Runs of each cell, with the seeds 0, 1, ...
         evaluations: How often the test accuracy is taken along a run.
         histograms: Whether a run also keeps the distribution of its moments.
+        federated: Whether the runs are federated trainings.
         settings: What all runs have in common.
         rows: By name.
         columns: By name.
@@ -102,6 +104,7 @@ class Table:
     columns: Mapping[str, Column]
     evaluations: int = 5
     histograms: bool = False
+    federated: bool = False
     notes: Sequence[str] = ()
     findings: Sequence[str] = ()
     measures: Sequence[str] = ()
@@ -122,7 +125,7 @@ class Table:
             if not self.rows[row].only or column in self.rows[row].only
         ]
 
-    def cell_settings(self, cell: Cell, seed: int) -> Settings:
+    def cell_settings(self, cell: Cell, seed: int) -> Settings | FederatedSettings:
         """The settings of one run."""
         row = self.rows[cell.row]
         changes = (self.columns[cell.column].settings, row.settings, row.columns.get(cell.column, {}))
@@ -132,16 +135,16 @@ class Table:
         for name in _NESTED:
             if name in values:
                 values[name] = {k: None if v == "none" else v for k, v in values[name].items()}
-        return Settings(**values, seed=seed)
+        return (FederatedSettings if self.federated else Settings)(**values, seed=seed)
 
 
 def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some of them changed; options of data, model and rule are changed one by one."""
+    """Settings with some of them changed; options of data, model, rule and algorithm one by one."""
     result = dict(values)
     for one, other in [*_EITHER, *((b, a) for a, b in _EITHER)]:
         if one in change:
             result.pop(other, None)
-    for name in ("data", "model", "rule"):
+    for name in ("data", "model", "rule", "algorithm"):
         if name in result and change.get(name, result[name]) != result[name]:
             result.pop(f"{name}_options", None)  # they were another one's
     for name, value in change.items():
@@ -182,9 +185,11 @@ def _table(name: str, values: dict[str, Any]) -> Table:
     _validate.count(seeds=values["seeds"], evaluations=values.get("evaluations", 1))
     for measure in values.get("measures", ()):
         _validate.one_of(MEASURES, measure=measure)
-    _known_settings(values["settings"], "the table")
-    columns = {key: _column(key, value) for key, value in values["columns"].items()}
-    rows = {key: _row(key, value, list(columns)) for key, value in values["rows"].items()}
+    kind = FederatedSettings if values.get("federated") else Settings
+    known = [f.name for f in fields(kind) if f.name != "seed"]
+    _known(values["settings"], known, "the settings of the table")
+    columns = {key: _column(key, value, known) for key, value in values["columns"].items()}
+    rows = {key: _row(key, value, list(columns), known) for key, value in values["rows"].items()}
     table = Table(name=name, **(values | {"rows": rows, "columns": columns}))
     _known(table.quick, ["rows", "columns"], "quick")
     table.cells(table.quick.get("rows"), table.quick.get("columns"))
@@ -196,18 +201,18 @@ def _table(name: str, values: dict[str, Any]) -> Table:
     return table
 
 
-def _column(name: str, values: dict[str, Any]) -> Column:
+def _column(name: str, values: dict[str, Any], settings: Sequence[str]) -> Column:
     _known(values, [f.name for f in fields(Column) if f.name != "name"], f"column {name!r}")
-    _known_settings(values.get("settings", {}), f"column {name!r}")
+    _known(values.get("settings", {}), settings, f"the settings of column {name!r}")
     return Column(name=name, **({"title": name} | values))
 
 
-def _row(name: str, values: dict[str, Any], columns: list[str]) -> Row:
+def _row(name: str, values: dict[str, Any], columns: list[str], settings: Sequence[str]) -> Row:
     place = f"row {name!r}"
     _known(values, [f.name for f in fields(Row) if f.name != "name"], place)
     _validate.one_of(_FORMS, form=values.get("form", _FORMS[0]))
     for changes in (values.get("settings", {}), *values.get("columns", {}).values()):
-        _known_settings(changes, place)
+        _known(changes, settings, f"the settings of {place}")
     published = values.get("published", [])
     if published and len(published) != len(columns):
         raise ValueError(f"Expected {len(columns)} published values in {place}, got {len(published)}.")
@@ -215,10 +220,6 @@ def _row(name: str, values: dict[str, Any], columns: list[str]) -> Row:
         _validate.one_of(columns, column=column)
     listed = {column: tuple(value) for column, value in zip(columns, published, strict=False) if value}
     return Row(name=name, **({"title": name} | values | {"published": listed}))
-
-
-def _known_settings(values: Mapping[str, Any], place: str) -> None:
-    _known(values, [f.name for f in fields(Settings) if f.name != "seed"], f"the settings of {place}")
 
 
 def _known(values: Mapping[str, Any], known: Sequence[str], place: str) -> None:
