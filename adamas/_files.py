@@ -1,20 +1,37 @@
 """Files that exist whole or not at all, also after a loss of power."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
     """Has a file written under another name in its folder, and renames it when it is complete and on disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    os.close(handle)
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
-        write(Path(name))
-        with open(name, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(name, file)
+        write(temporary)
+        _to_disk(temporary)
+        os.replace(temporary, file)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            _to_disk(file.parent)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_text(file: Path, text: str) -> None:
+    """The same for a text."""
+
+    def write(path: Path) -> None:
+        path.write_text(text, encoding="utf-8")
+
+    replace_file(file, write)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +22,9 @@ from torch.utils.data import TensorDataset
 import adamas.run
 from adamas.federated import ALGORITHMS
 from adamas.federated.algorithm import Round
-from adamas.federated.flower import client_app
+from adamas.federated.flower import client_app, server_app
 from adamas.federated.flower.messages import pack, unpack
+from adamas.federated.flower.node_config import NodeConfig, RefusedError
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import make_task
 from adamas.federated.training import make_server
@@ -36,17 +37,19 @@ def node(client=0, **config) -> Context:
     return Context(1, 1, {"partition-id": client, **config}, RecordDict(), {})
 
 
-def trained(settings, context, *, round=NOW) -> tuple[dict, dict]:
+def trained(settings, context, *, round=NOW, examples=None) -> tuple[dict, dict]:
     """A round of the client's side, as Flower would have it run: what the answer carries."""
     task = make_task(settings)
     server = make_server(settings, task, [len(task.client_data(number, 4)) for number in range(4)])
     _, records = server.open_round()
+    number = context.node_config["partition-id"]
     words = {
         "settings": settings.to_json(),
         "round": asdict(round),
         "noise_multiplier": server.noise_multiplier,
+        "examples": server.sizes[number] if examples is None else examples,
     }
-    return unpack(client_app._train(SimpleNamespace(content=pack(records, words)), context))
+    return unpack(client_app._train(pack(records, words), context))
 
 
 @pytest.fixture(autouse=True)
@@ -114,44 +117,40 @@ def _equal(left, right) -> bool:
     return all(torch.equal(left[name][key], value) for name in right for key, value in right[name].items())
 
 
-def test_a_client_says_how_many_examples_it_has_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    content = client_app.describe(
-        SimpleNamespace(content=pack({}, {"settings": blobs().to_json()})), node(client=2)
-    )
+def test_a_client_says_how_many_examples_it_has_and_nothing_else():
+    content = client_app._describe(pack({}, {"settings": blobs().to_json()}), node(client=2))
     assert unpack(content) == ({}, {"client": 2, "examples": 42})
-    with pytest.raises(ValueError, match="partition-id"):
-        client_app._number(Context(1, 1, {}, RecordDict(), {}))
 
 
-def test_an_error_is_answered_by_its_name_since_its_text_may_have_examples(monkeypatch, caplog):
-    monkeypatch.setenv("FAILING_CLIENTS", "0")
+@pytest.mark.parametrize("what", ["describe", "train"])
+def test_an_error_is_answered_by_its_name_since_its_text_may_have_examples(what, monkeypatch, caplog):
+    def client_data(client, clients):
+        raise ArithmeticError("an example says Jane Roe")
+
+    monkeypatch.setattr(federated_blobs, "client_data", client_data)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    settings = blobs()
-    task = make_task(settings)
-    _, records = make_server(settings, task, [40] * 4).open_round()
-    words = {"settings": settings.to_json(), "round": asdict(NOW), "noise_multiplier": 1.0}
-    content = client_app.train(SimpleNamespace(content=pack(records, words)), node())
+    words = {"settings": blobs().to_json(), "round": asdict(NOW), "noise_multiplier": 1.0, "examples": 40}
+    content = getattr(client_app, what)(SimpleNamespace(content=pack({}, words)), node())
     assert unpack(content) == ({}, {"failed": "ArithmeticError"})
-    assert "an example says" in caplog.text  # the node's own log has it
+    assert "Jane Roe" in caplog.text  # the node's own log has it
 
 
-# --- what a node keeps ----------------------------------------------------------------------------------
+# --- what a node keeps and refuses ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["in Flower's state", "in a file"])
 def test_a_restarted_client_continues_its_ledger(where, tmp_path):
-    settings = blobs()
+    settings = blobs(seed=None)
     config = {"ledger": str(tmp_path / "ledger.json")} if where == "in a file" else {}
     context = node(**config)
     trained(settings, context)
     if where == "in a file":
         context = node(**config)  # another process, or another run: Flower's state is gone
     trained(settings, context)
-    ledger = client_app._read_ledger(context)
-    plan = settings.plan([federated_blobs.EXAMPLES])
-    assert [count for _, count in ledger.entries] == [2 * NOW.local_steps]
-    assert ledger.epsilon(1e-3, "rdp") == pytest.approx(plan.epsilon(1.0, rounds=2))
+    with client_app._ledger(NodeConfig.of(context.node_config), context) as (ledger, _):
+        plan = settings.plan([federated_blobs.EXAMPLES])
+        assert [count for _, count in ledger.entries] == [2 * NOW.local_steps]
+        assert ledger.epsilon(1e-3, "rdp") == pytest.approx(plan.epsilon(1.0, rounds=2))
 
 
 def test_the_cost_of_a_round_is_in_the_file_before_the_data_are_touched(tmp_path, monkeypatch):
@@ -164,25 +163,71 @@ def test_the_cost_of_a_round_is_in_the_file_before_the_data_are_touched(tmp_path
 
     plain = federated_blobs.loss
     monkeypatch.setattr(federated_blobs, "loss", loss)
-    trained(blobs(), node(ledger=str(file)))
+    trained(blobs(seed=None), node(ledger=str(file)))
     assert seen
     assert set(seen) == {NOW.local_steps}
 
 
 @pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-fedsam"])
 def test_a_node_refuses_what_its_budget_does_not_allow(algorithm, tmp_path):
-    settings = blobs(algorithm=algorithm)
-    plan = settings.plan([federated_blobs.EXAMPLES])
+    settings = blobs(algorithm=algorithm, seed=None)
+    plan = blobs(algorithm=algorithm, delta=1e-5).plan([federated_blobs.EXAMPLES])  # the node's delta
     enough = plan.epsilon(1.0, rounds=2) * 1.0001
-    context = node(**{"max-epsilon": enough, "ledger": str(tmp_path / "ledger.json")})
-    trained(settings, context)
-    trained(settings, context)
+    config = {"max-epsilon": enough, "delta": 1e-5, "ledger": str(tmp_path / "ledger.json")}
+    trained(settings, node(**config))
+    trained(settings, node(**config))
     before = (tmp_path / "ledger.json").read_text()
-    with pytest.raises(client_app.BudgetError, match=f"max-epsilon={re.escape(str(enough))}"):
-        trained(settings, context)
+    with pytest.raises(RefusedError, match=f"max-epsilon={enough:g}"):
+        trained(settings, node(**config))
     assert (tmp_path / "ledger.json").read_text() == before  # nothing was released, and nothing charged
-    with pytest.raises(client_app.BudgetError, match="inf"):
-        trained(blobs(algorithm=algorithm, noise_multiplier=0.0), node(**{"max-epsilon": 100.0}))
+    with pytest.raises(RefusedError, match="epsilon to inf"):
+        trained(
+            blobs(algorithm=algorithm, noise_multiplier=0.0, seed=None),
+            node(**config | {"max-epsilon": 1e6, "ledger": str(tmp_path / "other.json")}),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"unit": "client", "algorithm": "dp-fedavg", "seed": None},
+            "unit='client' sends updates without noise",
+        ),
+        ({}, "the server knows the noise"),
+    ],
+)
+def test_a_node_with_a_ledger_refuses_what_the_ledger_would_be_wrong_about(options, message, tmp_path):
+    with pytest.raises(RefusedError, match=message):
+        trained(blobs(**options), node(ledger=str(tmp_path / "ledger.json")))
+    assert not (tmp_path / "ledger.json").exists()
+    trained(blobs(), node(**{"ledger": str(tmp_path / "ledger.json"), "allow-seed": True}))
+
+
+def test_a_client_whose_data_have_changed_since_the_start_does_not_train(tmp_path):
+    with pytest.raises(RefusedError, match="has 40 examples now and 400 when the training began"):
+        trained(blobs(), node(), examples=400)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "partition-id"),
+        ({"partition-id": 0, "max_epsilon": 1.0}, "got 'max_epsilon'"),
+        ({"partition-id": 0, "max-epsilon": 1.0, "ledger": "x"}, "with max-epsilon to have delta"),
+        ({"partition-id": 0, "max-epsilon": 1.0, "delta": 1e-5}, "with max-epsilon to have ledger"),
+        ({"partition-id": 0, "max-epsilon": -1.0, "delta": 1e-5, "ledger": "x"}, "max-epsilon"),
+        ({"partition-id": 0, "max-epsilon": 1.0, "delta": 2.0, "ledger": "x"}, "delta"),
+    ],
+)
+def test_the_configuration_of_a_node_is_checked(config, message):
+    with pytest.raises(ValueError, match=message):
+        NodeConfig.of(config)
+
+
+def test_a_node_is_one_of_the_clients():
+    with pytest.raises(ValueError, match="partition-id=4 below the number of clients=4"):
+        NodeConfig.of({"partition-id": 4}).check(blobs())
 
 
 def test_control_variates_stay_on_the_node_from_round_to_round():
@@ -194,6 +239,101 @@ def test_control_variates_stay_on_the_node_from_round_to_round():
     second, _ = trained(settings, context)
     assert any(bool(value.any()) for value in kept.values())
     assert not _equal(first, second)  # the one with a control variate goes elsewhere
+
+
+# --- the server's side ----------------------------------------------------------------------------------
+
+
+class Reply:
+    """A message as the grid gives it."""
+
+    def __init__(self, node, content=None, code=None):
+        self.metadata, self.content = SimpleNamespace(src_node_id=node), content
+        self.error = SimpleNamespace(code=code)
+
+    def has_error(self):
+        return self.content is None
+
+
+class Grid:
+    """Nodes 10, 11, ... are clients 0, 1, ..., if nothing else is said; `answers` are those to a round."""
+
+    def __init__(self, clients=4):
+        self.nodes = {10 + client: client for client in range(clients)}
+        self.sizes = {client: federated_blobs.EXAMPLES + client for client in range(clients)}
+        self.answers = []
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def send_and_receive(self, messages, timeout):
+        if messages and messages[0].message_type == "train":
+            self.asked = [(message.node, unpack(message.content)[1]) for message in messages]
+            return self.answers
+        found = []
+        for message in messages:
+            client = self.nodes[message.node]
+            said = {"failed": client} if isinstance(client, str) else {"client": client}
+            found.append(Reply(message.node, pack({}, said | {"examples": self.sizes.get(client, 0)})))
+        return found
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    def message(content, node, message_type, group_id=None):
+        return SimpleNamespace(content=content, node=node, message_type=message_type)
+
+    monkeypatch.setattr(server_app, "Message", message)
+    return Grid()
+
+
+def asked(grid, nodes):
+    return server_app.OverGrid(grid, blobs(), nodes, 1.0, timeout=1.0).ask([0, 1, 2, 3], {}, NOW)
+
+
+def test_clients_are_told_what_they_are_charged_for(grid):
+    nodes = server_app.Nodes(grid, blobs(), timeout=1.0)
+    assert nodes.sizes == [40, 41, 42, 43]
+    asked(grid, nodes)
+    assert [(node, words["examples"], words["noise_multiplier"]) for node, words in grid.asked] == [
+        (10 + client, 40 + client, 1.0) for client in range(4)
+    ]
+
+
+def test_answers_that_are_errors_or_cannot_be_read_are_named_and_lose_no_other(grid):
+    nodes = server_app.Nodes(grid, blobs(), timeout=1.0)
+    grid.answers = [
+        Reply(1, code=3),  # Flower's own, about a node that is away: no client's
+        Reply(10, pack({"increment": {"x": torch.ones(1)}}, {})),
+        Reply(11, code=5),
+        Reply(12, RecordDict()),
+    ]
+    answers = asked(grid, nodes)
+    assert torch.equal(answers[0]["increment"]["x"], torch.ones(1))
+    assert answers[1] == "Flower's error 5"
+    assert "cannot be read" in answers[2]
+    assert 3 not in answers
+
+
+def test_a_node_that_started_anew_is_found_again_if_it_has_the_same_data(grid):
+    nodes = server_app.Nodes(grid, blobs(), timeout=1.0)
+    del grid.nodes[12]
+    grid.nodes[99] = 2
+    asked(grid, nodes)
+    assert [node for node, _ in grid.asked] == [10, 11, 99, 13]
+    del grid.nodes[99]
+    grid.nodes[100], grid.sizes[2] = 2, 7
+    asked(grid, nodes)
+    assert [node for node, _ in grid.asked] == [10, 11, 99, 13]  # it is away
+
+
+def test_nodes_that_do_not_come_up_or_are_the_same_client_are_named(grid):
+    grid.nodes[12] = "ValueError"
+    with pytest.raises(RuntimeError, match=r"did not come up in 0.1 seconds: \[2\]. .*\{12: 'ValueError'\}"):
+        server_app.Nodes(grid, blobs(), timeout=0.1)
+    grid.nodes[12] = 1
+    with pytest.raises(RuntimeError, match="one node with partition-id=1, got two"):
+        server_app.Nodes(grid, blobs(), timeout=0.1)
 
 
 # --- whole trainings ------------------------------------------------------------------------------------
@@ -245,8 +385,13 @@ def test_two_nodes_on_sockets_give_what_one_process_gives(tmp_path):
     environment = os.environ | {"PORT": str(port), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    app = tmp_path / "app"
+    shutil.copytree(ROOT / "examples" / "federated", app)
+    with (app / "pyproject.toml").open("a") as file:
+        file.write("seed = 0\n")
+    environment["NODE_CONFIG"] = "allow-seed=true"
     process = subprocess.Popen(
-        [ROOT / "examples" / "federated" / "deploy", tmp_path / "sockets", "accountant='rdp'"],
+        [app / "deploy", tmp_path / "sockets", "accountant='rdp'"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

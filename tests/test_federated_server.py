@@ -217,7 +217,12 @@ def test_without_noise_epsilon_is_infinite():
         ({"sizes": ()}, "at least batch_size=3 examples each"),
         ({"sizes": (5, 6)}, r"sampling_rate=0.5 is at least .* = 0.6"),
         ({"algorithm": ALGORITHMS["dp-fedsam"]()}, "queries=2, the releases that FedSAM .* got queries=1"),
-        ({"plan": Plan(**PLAN, participation=0.25)}, "participation=0.25 is at least 2 of 4 clients"),
+        ({"plan": Plan(**PLAN, participation=0.5)}, "seed=None with a plan that counts on participation"),
+        (
+            {"plan": Plan(**PLAN, participation=0.25), "seed": None},
+            "participation=0.25 is at least 2 of 4 clients",
+        ),
+        ({"plan": Plan(**PLAN | {"delta": 0.2})}, "delta=0.2 < 0.111, one over .* examples of the largest"),
         (
             {"plan": Plan(unit="client", rounds=5, sampling_rate=0.25, delta=1e-5)},
             "sampling_rate=0.25 is at least 2 of 4 clients",
@@ -264,7 +269,7 @@ def test_a_server_goes_on_from_a_saved_state():
         second.load_state_dict(saved)
     with pytest.raises(ValueError, match="seed=1, got 0"):
         make_server(seed=1).load_state_dict(saved)
-    with pytest.raises(ValueError, match="of 2 clients, got one of 4"):
+    with pytest.raises(ValueError, match=r"sizes=\[6, 7\], got \[6, 7, 8, 9\]"):
         make_server(sizes=(6, 7)).load_state_dict(saved)
 
 

@@ -82,7 +82,6 @@ def test_a_cell_is_a_federated_training_with_its_own_epsilon(made):
         assert line["epsilon"]["pld"] < line["epsilon"]["rdp"] <= 8.0
         assert line["steps"] == 8
         assert [place for place, _ in line["curve"]] == [2, 4]
-        assert line["answers"] == 8
         assert line["parameters"] == 650
         assert line["upload"] == {"avg": 650, "adamw": 651}[line["row"]]  # one layer, one block
     noise = {line["column"]: line["noise_multiplier"] for line in lines}
@@ -97,6 +96,23 @@ def test_results_of_another_default_of_the_algorithm_are_refused(made, monkeypat
     )
     with pytest.raises(ValueError, match=r"algorithm\.alignment"):
         Results(made / "table" / "results.jsonl", table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("histograms = true", "neither histograms nor measures"),
+        ('measures = ["state"]', "neither histograms nor measures"),
+        ('[settings]\nunit = "client"', "unit = 'record'"),
+        ("[settings]\ncount_on_participation = true", "seed=None with count_on_participation"),
+    ],
+)
+def test_what_a_federated_table_cannot_have_is_refused(settings, message, tmp_path):
+    place = "[settings]" if settings.startswith("[settings]") else "seeds = 1"
+    text = TABLE.replace(place, settings if place in settings else f"{place}\n{settings}")
+    (tmp_path / "table.toml").write_text(text.replace("dp-fedadamw", "dp-fedavg"))
+    with pytest.raises(ValueError, match=message):
+        load_table(tmp_path / "table.toml")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 from adamas.federated import ALGORITHMS, Blocks, NoAnswerError
 from adamas.federated.settings import FederatedSettings
@@ -66,6 +67,10 @@ def lines(out):
         ({"participation": 1.5}, "participation"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"dirichlet": 0.0}, "dirichlet"),
+        ({"count_on_participation": True}, "seed=None with count_on_participation"),
+        ({"count_on_participation": True, "unit": "client", "seed": None}, "count_on_participation=False"),
+        ({"engine": "opacus"}, "engine"),
+        ({"micro_batch_size": 0}, "micro_batch_size"),
         ({"least_examples": 9}, "least_examples=9 >= batch_size=10"),
         ({"task": "", "data": "imagenet", "model": "mlp"}, "data"),
         ({"task": "", "data": "digits", "model": "vgg"}, "model"),
@@ -109,7 +114,7 @@ def test_the_plan_is_that_of_the_client_with_the_fewest_records():
     assert plan.sampling_rate == 10 / 40
     assert plan.queries == 2
     assert plan.participation is None
-    assert blobs(count_on_participation=True).plan([50] * 4).participation == 0.5
+    assert blobs(count_on_participation=True, seed=None).plan([50] * 4).participation == 0.5
     by_client = blobs(unit="client", algorithm="dp-fedsam").plan([50] * 4)
     assert (by_client.sampling_rate, by_client.queries) == (0.5, 1)
 
@@ -158,8 +163,9 @@ def test_a_data_set_is_spread_over_clients_the_same_way_everywhere():
     assert counts.shape == (4, 10)
     assert counts.sum() == sum(len(task.client_data(number, 4)) for number in range(4))
     assert counts.sum(1).min() >= settings.batch_size
-    fewest = make_task(blobs(task="", data="digits", model="mlp", dirichlet=0.3, least_examples=320))
-    assert np.array(fewest.label_counts()).sum(1).min() >= 320 > counts.sum(1).min()
+    more = int(counts.sum(1).min()) + 20
+    fewest = make_task(blobs(task="", data="digits", model="mlp", dirichlet=0.3, least_examples=more))
+    assert np.array(fewest.label_counts()).sum(1).min() >= more
     for number in range(4):
         for mine, others in zip(
             task.client_data(number, 4).tensors, again.client_data(number, 4).tensors, strict=True
@@ -199,9 +205,14 @@ def test_a_training_leaves_its_model_its_rounds_and_what_it_cost(tmp_path):
     assert "nested" not in result["privacy"]
 
 
-def test_counting_on_participation_is_named(tmp_path):
-    result = run(blobs(count_on_participation=True), tmp_path)
-    assert "Counting on a random choice of clients that nobody knows (nested bound)" in result["privacy"]
+def test_counting_on_participation_is_named_and_nobody_learns_who_took_part(tmp_path):
+    settings = blobs(count_on_participation=True, seed=None)
+    result = run(settings, tmp_path)
+    assert "counts on a random choice of clients that nobody knows (nested bound)" in result["privacy"]
+    assert result["epsilon"] == pytest.approx(settings.plan([40]).epsilon(1.0))
+    assert all(line.keys() == {"round", "test_accuracy"} for line in lines(tmp_path))
+    assert "rounds_asked" not in result
+    assert saved_state(tmp_path)["asked"] == [0] * 4
 
 
 def test_a_training_without_noise_says_so(tmp_path):
@@ -213,8 +224,9 @@ def test_a_training_without_noise_says_so(tmp_path):
 
 def test_who_took_part_stays_private_for_the_unit_client(tmp_path):
     result = run(blobs(unit="client", algorithm="dp-fedavg", noise_multiplier=2.0), tmp_path)
-    assert all(line.keys() == {"round", "seconds", "test_accuracy"} for line in lines(tmp_path))
+    assert all(line.keys() == {"round", "test_accuracy"} for line in lines(tmp_path))
     assert "rounds_asked" not in result
+    assert result["label_counts"] is None
     assert saved_state(tmp_path)["asked"] == [0] * 4
     assert "one client with all its records" in result["privacy"]
     assert math.isfinite(result["epsilon"])
@@ -278,7 +290,7 @@ class Broken:
         raise Stop
 
 
-def test_a_round_is_charged_on_disk_before_anybody_is_asked(tmp_path):
+def test_a_round_is_charged_on_disk_before_anybody_is_asked_and_the_budget_holds(tmp_path):
     settings = blobs(participation=1.0)
     task = make_task(settings)
     for times in (1, 2):
@@ -286,8 +298,51 @@ def test_a_round_is_charged_on_disk_before_anybody_is_asked(tmp_path):
             train(settings, task, tmp_path, sizes=[40, 41, 42, 43], connect=lambda _: Broken())
         assert saved_state(tmp_path)["asked"] == [times] * 4
     result = run(settings, tmp_path)
-    assert result["rounds_asked"] == [5] * 4
-    assert result["epsilon"] == pytest.approx(settings.plan([40]).epsilon(1.0, rounds=5))
+    assert [line["round"] for line in lines(tmp_path)] == [3]  # the rounds that died are lost
+    assert (result["rounds"], result["lost_rounds"]) == (3, 2)
+    assert result["rounds_asked"] == [3] * 4
+    assert result["epsilon"] == pytest.approx(settings.plan([40]).epsilon(1.0))
+
+
+def test_a_training_goes_on_with_the_same_clients_only(tmp_path):
+    settings = blobs(noise_multiplier=None, epsilon=3.0)
+    with pytest.raises(Stop):
+        train(settings, make_task(settings), tmp_path, sizes=Broken().sizes(), connect=lambda _: Broken())
+    with pytest.raises(ValueError, match=r"state with sizes=\[400, 400, 400, 400\], got \[40, 41, 42, 43\]"):
+        train(settings, make_task(settings), tmp_path, sizes=[400] * 4, connect=lambda _: Broken())
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path):
+    def again(line):
+        run(blobs(), tmp_path)
+
+    with pytest.raises(RuntimeError, match="Another training is writing to"):
+        run(blobs(), tmp_path, progress=again)
+
+
+def test_a_model_with_tied_weights_is_saved(tmp_path, monkeypatch):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    monkeypatch.setattr(federated_blobs, "make_model", Tied)
+    run(blobs(), tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(saved["first.weight"], saved["second.weight"])
+
+
+@pytest.mark.parametrize(("unit", "delta"), [("record", 1 / 43), ("client", 1 / 4)])
+def test_a_delta_that_permits_publishing_somebody_is_refused_before_anything_runs(unit, delta, tmp_path):
+    settings = blobs(unit=unit, delta=delta, algorithm="dp-fedavg")
+    with pytest.raises(ValueError, match=r"delta=.* Lower delta"):
+        run(settings, tmp_path)
+    assert not (tmp_path / "state.safetensors").exists()
 
 
 def test_clients_that_fail_are_named_and_if_all_fail_the_state_is_kept(tmp_path, monkeypatch):
@@ -303,7 +358,7 @@ def test_clients_that_fail_are_named_and_if_all_fail_the_state_is_kept(tmp_path,
         run(settings, tmp_path / "all")
     assert not (tmp_path / "all" / "result.json").exists()
     assert saved_state(tmp_path / "all")["asked"] == [1] * 4
-    assert saved_state(tmp_path / "all")["round"] == 1
+    assert saved_state(tmp_path / "all")["round"] == saved_state(tmp_path / "all")["lost"] == 1
 
 
 def test_an_upload_has_the_parameters_and_one_number_per_block(tmp_path):

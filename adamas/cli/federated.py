@@ -1,5 +1,7 @@
 """`adamas federated run` and `adamas federated blocks`: many clients, none of which shows its data."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -128,6 +130,7 @@ def run(
         micro_batch_size=micro_batch_size,
         seed=seed,
     )
+    _make_importable(task)
     if out is None:
         out = Path("runs") / f"{algorithm}-{datetime.now():%Y%m%d-%H%M%S}"
     with _rounds(rounds) as show:
@@ -142,6 +145,14 @@ def run(
     if result["test_accuracy"] is not None:
         console.print(f"test accuracy   {result['test_accuracy']:.2%}")
     console.print(f"files           {out}", soft_wrap=True)
+
+
+def _make_importable(task: str) -> None:
+    """Modules of the current folder, also for the processes of a simulation."""
+    if task:
+        here = os.getcwd()
+        sys.path.insert(0, here)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
 def _train(
@@ -188,6 +199,7 @@ def blocks(
         noise_multiplier=1.0,
         delta=1e-5,
     )
+    _make_importable(task)
     chosen = make_task(settings)
     made = chosen.make_model()
     found = list(chosen.make_blocks(made) or Blocks.of(made))
@@ -219,6 +231,8 @@ def _rounds(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
             words += [f"client {client} left out: {why}" for client, why in line.get("left_out", {}).items()]
             if "test_accuracy" in line:
                 words.append(f"test accuracy {line['test_accuracy']:.2%}")
-            console.print(f"{'; '.join(words)}; {line['seconds']:.1f} s", markup=False, soft_wrap=True)
+            if "seconds" in line:
+                words.append(f"{line['seconds']:.1f} s")
+            console.print("; ".join(words), markup=False, soft_wrap=True)
 
         yield show

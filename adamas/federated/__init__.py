@@ -5,10 +5,14 @@ fedadamw        DP-FedAdamW: shared second moments of blocks, de-biasing, alignm
 fedavg          DP-FedAvg, and what the others are compared with: fedavg_ls, scaffold, fedsam,
                 local_adamw, fedopt, fafed, fedlada
 blocks          which parameters share a second moment
+registry        the algorithms by name
 server          whom it asks, which answers it takes, and what that costs
 accounting      the epsilon of a record, or of a client
 simulation      all clients in one process
 partition       which client has which examples
+settings, task  what is trained on whose data, as plain data or a user's module
+training        from settings to files, over whatever carries the messages
+flower/         messages by Flower: simulation and deployment
 """
 
 from adamas.federated.accounting import Plan
@@ -23,22 +27,13 @@ from adamas.federated.fedopt import FedOpt
 from adamas.federated.fedsam import FedSAM
 from adamas.federated.local_adamw import LocalAdamW
 from adamas.federated.partition import dirichlet_partition
+from adamas.federated.registry import ALGORITHMS
 from adamas.federated.scaffold import Scaffold
 from adamas.federated.server import NoAnswerError, RoundReport, Server
+from adamas.federated.settings import FederatedSettings
 from adamas.federated.simulation import InProcess, run_rounds
-
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "dp-fedadamw": FedAdamW,
-    "dp-fedavg": FedAvg,
-    "dp-fedavg-ls": FedAvgLS,
-    "dp-scaffold": Scaffold,
-    "dp-fedsam": FedSAM,
-    "dp-localadamw": LocalAdamW,
-    "dp-fedopt": FedOpt,
-    "dp-fafed": FAFED,
-    "dp-fedlada": FedLADA,
-}
-"""Algorithms by name."""
+from adamas.federated.task import Task, make_task
+from adamas.federated.training import train_in_process
 
 __all__ = [
     "ALGORITHMS",
@@ -54,6 +49,7 @@ __all__ = [
     "FedLADA",
     "FedOpt",
     "FedSAM",
+    "FederatedSettings",
     "InProcess",
     "LocalAdamW",
     "NoAnswerError",
@@ -63,6 +59,9 @@ __all__ = [
     "RoundReport",
     "Scaffold",
     "Server",
+    "Task",
     "dirichlet_partition",
+    "make_task",
     "run_rounds",
+    "train_in_process",
 ]

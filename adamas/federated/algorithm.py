@@ -40,11 +40,13 @@ class Round:
         number: 0, 1, ...
         total: Rounds in all.
         local_steps: Steps of a client in each round.
+        lost: Earlier rounds of which no update came.
     """
 
     number: int
     total: int
     local_steps: int
+    lost: int = 0
 
 
 @dataclass

@@ -128,7 +128,7 @@ class FedAdamW(Algorithm):
             second_moments=by_parameter(client, self._received(client.model, received["second-moments"]))
             if shared
             else None,
-            steps_before=round.number * round.local_steps if shared else 0,
+            steps_before=(round.number - round.lost) * round.local_steps if shared else 0,
             counter=self.counter,
             direction=by_parameter(client, received["direction"]) if self.alignment else None,
         )

@@ -35,7 +35,8 @@ from adamas.rules.base import Options, Params, Rule, State
 class Scaffold(Algorithm):
     """Local steps corrected by the difference between the client's direction and everybody's.
 
-    Clients keep their control variate from round to round.
+    Clients keep their control variate from round to round. If an update is lost on its way, the client's has
+    changed and everybody's has not: they differ by that much from then on.
     """
 
     lr: float = 0.1
@@ -60,7 +61,8 @@ class Scaffold(Algorithm):
         client.train(rule, round.local_steps)
         increment = differences(client.parameters, received["parameters"])
         change = self._change(everybody, increment, round.local_steps * rate)
-        client.memory["control"] = sums(own, change)
+        if all(bool(value.isfinite().all()) for value in change.values()):  # else the server leaves it out
+            client.memory["control"] = sums(own, change)
         return {"increment": increment, "control": change}
 
     @staticmethod

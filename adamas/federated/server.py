@@ -1,7 +1,7 @@
 """The server's side of a federated training: whom it asks, which answers it takes, and what it costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,8 +58,11 @@ class Server:
     Attributes:
         state: The algorithm's state.
         round: The round that is next, or open.
+        lost: Rounds of which no update was taken.
         asked: How many rounds each client was asked to take part in, which is what its records are charged
-            for. Not counted for the unit "client": who takes part is then as private as the updates.
+            for. Not counted where the choice is secret.
+        secret: Whether it must stay private who takes part: for the unit "client", and where the plan counts
+            on participation.
     """
 
     def __init__(
@@ -83,6 +86,18 @@ class Server:
             raise ValueError(
                 f"Expected clients with at least batch_size={batch_size} examples each, got {list(sizes)}. "
                 "Lower batch_size, or leave out the clients with fewer."
+            )
+        people = len(sizes) if plan.unit == "client" else max(sizes)
+        if plan.delta >= 1 / people:
+            raise ValueError(
+                f"Expected a plan with delta={plan.delta:g} < {1 / people:.3g}, one over the number of "
+                f"{'clients' if plan.unit == 'client' else 'examples of the largest client'}: with more, "
+                "publishing one of them would count as private. Lower delta."
+            )
+        if plan.participation is not None and seed is not None:
+            raise ValueError(
+                "Expected seed=None with a plan that counts on participation: whoever knows the seed knows "
+                "who takes part."
             )
         if plan.unit == "record" and plan.sampling_rate < batch_size / min(sizes) * (1 - 1e-12):
             raise ValueError(
@@ -112,7 +127,8 @@ class Server:
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
         self.expected = expected
         self.state = algorithm.start(model)
-        self.round = 0
+        self.round = self.lost = 0
+        self.secret = plan.unit == "client" or plan.participation is not None
         self.asked = [0] * len(sizes)
         self.ledger = Ledger()
         self._seed = Seed(seed)
@@ -126,7 +142,7 @@ class Server:
     @property
     def now(self) -> Round:
         """The round that is next, or open."""
-        return Round(self.round, self.plan.rounds, self.plan.local_steps)
+        return Round(self.round, self.plan.rounds, self.plan.local_steps, self.lost)
 
     def open_round(self) -> tuple[tuple[int, ...], Records]:
         """The clients that are asked in this round, and what they get. From here on they are charged."""
@@ -142,7 +158,7 @@ class Server:
             order = self._seed.generator("participants", self.round).permutation(len(self.sizes))
             chosen = sorted(order[: self.expected].tolist())
         self._open = tuple(chosen)
-        if self.plan.unit == "record":
+        if not self.secret:
             for client in self._open:
                 self.asked[client] += 1
         return self._open, self.algorithm.broadcast(self.state)
@@ -154,8 +170,8 @@ class Server:
             answers: Client -> its update, or why there is none. A client without an entry did not answer.
 
         Raises:
-            NoAnswerError: If clients were asked and no answer can be used. The state is as before; the round
-                stays closed and was charged, and the next one may be opened.
+            NoAnswerError: If clients were asked and no answer can be used. The state is as before, the round
+                is lost, and the next one may be opened.
         """
         if self._open is None:
             raise RuntimeError("Expected open_round before close_round.")
@@ -176,8 +192,13 @@ class Server:
         now = self.now
         self.round += 1
         if asked and not updates:
+            self.lost += 1
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in left_out.items())
-            raise NoAnswerError(f"Round {report.number} has no update that can be used. {reasons}.")
+            raise NoAnswerError(
+                f"Round {report.number} has no update that can be used. "
+                + ("" if self.secret else f"{reasons}. ")
+                + "The clients' logs say more."
+            )
         given, expected = list(updates.values()), float(self.expected)
         if self.plan.unit == "client":
             given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
@@ -195,24 +216,38 @@ class Server:
 
     def epsilons(self) -> list[float]:
         """The epsilon that each client's records, or each client, have spent so far."""
-        if self.plan.unit == "client":
-            spent = self.ledger.epsilon(self.plan.delta, self.plan.accountant) if self.ledger.entries else 0.0
-            return [spent] * len(self.sizes)
-        kept: dict[tuple[int, int], float] = {}
-        for key in zip(self.sizes, self.asked, strict=True):
-            if key not in kept:
-                kept[key] = self._client_epsilon(*key)
-        return [kept[key] for key in zip(self.sizes, self.asked, strict=True)]
+        if self.secret:
+            return [self.epsilon()] * len(self.sizes)
+        keys = list(zip(self.sizes, self.asked, strict=True))
+        spent = {key: self._client_epsilon(*key) for key in dict.fromkeys(keys)}
+        return [spent[key] for key in keys]
 
     def epsilon(self) -> float:
         """The worst of `epsilons()`: what the training promises to everybody so far."""
-        return max(self.epsilons())
+        if self.plan.unit == "client":
+            return self.ledger.epsilon(self.plan.delta, self.plan.accountant) if self.ledger.entries else 0.0
+        opened = self.round + (self._open is not None)
+        if self.secret:
+            return replace(self.plan, rounds=opened).epsilon(self.noise_multiplier) if opened else 0.0
+        # Fewer examples and more rounds cost more, so that few clients can be the worst.
+        worst, fewest = 0.0, max(self.sizes) + 1
+        for rounds, size in sorted(
+            {(-asked, size) for size, asked in zip(self.sizes, self.asked, strict=True)}
+        ):
+            if size < fewest:
+                fewest = size
+                worst = max(worst, self._client_epsilon(size, -rounds))
+        return worst
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restarted server needs to go on after the last closed round."""
+        """What a restarted server needs to go on. A round that is open counts as lost there."""
+        opened = self._open is not None
         return {
-            "round": self.round,
+            "round": self.round + opened,
+            "lost": self.lost + opened,
             "asked": list(self.asked),
+            "sizes": list(self.sizes),
+            "noise_multiplier": self.noise_multiplier,
             "state": self.state,
             "ledger": self.ledger.state_dict(),
             "noise": self._noise.state_dict(),
@@ -225,13 +260,15 @@ class Server:
             raise RuntimeError("Expected a server that has not opened a round.")
         if saved["seed"] != self._seed.given:
             raise ValueError(f"Expected a state with seed={self._seed.given}, got {saved['seed']}.")
-        if len(saved["asked"]) != len(self.sizes):
-            raise ValueError(
-                f"Expected a state of {len(self.sizes)} clients, got one of {len(saved['asked'])}."
-            )
+        for name, mine in (("sizes", list(self.sizes)), ("noise_multiplier", self.noise_multiplier)):
+            if saved[name] != mine:
+                raise ValueError(
+                    f"Expected a state with {name}={mine}, got {saved[name]}: what was released before would "
+                    "be charged wrongly. Go on with the clients as they were, or start again."
+                )
         for name, arrays in self.state.items():
             check_arrays(name, saved["state"][name], arrays)
-        self.round, self.asked = saved["round"], list(saved["asked"])
+        self.round, self.lost, self.asked = saved["round"], saved["lost"], list(saved["asked"])
         self.state = {name: dict(arrays) for name, arrays in saved["state"].items()}
         self.ledger.load_state_dict(saved["ledger"])
         self._noise.load_state_dict(saved["noise"])

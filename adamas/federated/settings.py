@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adamas import _validate, experiment
-from adamas.federated import ALGORITHMS
+from adamas.engines import ENGINES
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
+from adamas.federated.registry import ALGORITHMS
 from adamas.ledger import ACCOUNTANTS
 
 
@@ -41,7 +42,7 @@ class FederatedSettings:
         delta: Of the guarantee.
         accountant: "pld" or "rdp".
         count_on_participation: Let the random choice of clients count for the privacy of records (the nested
-            bound). Then nobody may know or choose who takes part.
+            bound). Then nobody may know or choose who takes part: no file says it, and there is no `seed`.
         engine: A name in `adamas.engines.ENGINES`, or "auto".
         micro_batch_size: Most examples that a client processes at a time.
         seed: Makes the training reproducible, and its noise known to whoever knows the number.
@@ -99,6 +100,17 @@ class FederatedSettings:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
         if bool(self.task) == bool(self.data or self.model) or bool(self.data) != bool(self.model):
             raise ValueError("Expected either task, a Python module, or both data and model.")
+        if self.count_on_participation and self.unit == "client":
+            raise ValueError(
+                "Expected count_on_participation=False for unit='client', which counts on it anyway."
+            )
+        if self.count_on_participation and self.seed is not None:
+            raise ValueError(
+                "Expected seed=None with count_on_participation: whoever knows the seed knows who takes part."
+            )
+        _validate.one_of(["auto", *ENGINES], engine=self.engine)
+        if self.micro_batch_size is not None:
+            _validate.count(micro_batch_size=self.micro_batch_size)
         if self.least_examples is not None and self.least_examples < self.batch_size:
             raise ValueError(
                 f"Expected least_examples={self.least_examples} >= batch_size={self.batch_size}."
@@ -155,7 +167,7 @@ class FederatedSettings:
             unit=self.unit,
             rounds=self.rounds,
             local_steps=self.local_steps,
-            sampling_rate=share if self.unit == "client" else min(1.0, self.batch_size / min(sizes)),
+            sampling_rate=share if self.unit == "client" else min(1.0, self.batch_size / max(1, min(sizes))),
             queries=self.make_algorithm().queries if self.unit == "record" else 1,
             delta=self.delta,
             accountant=self.accountant,

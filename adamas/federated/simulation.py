@@ -62,7 +62,7 @@ class InProcess:
             try:
                 answers[number] = self.algorithm.train(client, records, round)
             except Exception as error:  # whatever a user's model or data raise
-                _LOG.debug("Client %d left round %d out.", number, round.number, exc_info=True)
+                _LOG.warning("Client %d left round %d out.", number, round.number, exc_info=True)
                 answers[number] = type(error).__name__
         return answers
 

@@ -8,14 +8,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from adamas._files import replace_file
+from adamas._files import replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
 from adamas.experiment import accuracy
@@ -30,6 +31,7 @@ STATE = "state.safetensors"
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
+_LOCK = ".lock"
 
 Line = dict[str, Any]
 """What is kept of a round, or of a training."""
@@ -61,11 +63,28 @@ def train(
         ValueError: If the folder holds a training of other settings, or a finished one.
         NoAnswerError: If a round had no answer that can be used; the folder then holds what was reached.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / _LOCK, timeout=0):
+            return _train(settings, task, out, sizes, connect, progress)
+    except Timeout as error:
+        raise RuntimeError(
+            f"Another training is writing to {out}. Wait for it or stop it, or choose another folder."
+        ) from error
+
+
+def _train(
+    settings: FederatedSettings,
+    task: Task,
+    out: Path,
+    sizes: Sequence[int],
+    connect: Connect,
+    progress: Callable[[Line], None],
+) -> Line:
     if (out / RESULT).exists():
         raise ValueError(f"Expected --out without a finished training, but {out} has one. Choose another.")
     server = make_server(settings, task, sizes)
     transport = connect(server)
-    out.mkdir(parents=True, exist_ok=True)
     _load(server, settings, out)
     _trim(out / ROUNDS, server.round)
     test = task.test_data()
@@ -74,32 +93,33 @@ def train(
     def closed(report: RoundReport) -> None:
         nonlocal last
         line: Line = {"round": report.number + 1}
-        if settings.unit == "record":  # else it is private who took part
+        if not server.secret:  # else it is private who took part, and the time tells how many
             line["answered"] = list(report.answered)
             line["left_out"] = {str(client): reason for client, reason in report.left_out.items()}
-        line["seconds"] = round(time.perf_counter() - last, 2)
+            line["seconds"] = round(time.perf_counter() - last, 2)
+        _save(server, settings, out)  # before anything of the round is shown
         if test is not None:
             line["test_accuracy"] = accuracy(server.model, test)
         with (out / ROUNDS).open("a") as file:
             file.write(json.dumps(line) + "\n")
-        _save(server, settings, out)
         last = time.perf_counter()
         progress(line)
 
     try:
-        # What a round costs is on disk before a client is asked, so that a crash cannot hide it.
+        # What a round costs is on disk before a client is asked, so that a crash cannot hide it: the round is
+        # then lost, and the training goes on with the next one, within its budget.
         run_rounds(server, transport, opened=lambda: _save(server, settings, out), closed=closed)
     except NoAnswerError:
         _save(server, settings, out)
         raise
     result = _result(server, settings) | {
         "test_accuracy": None if test is None else accuracy(server.model, test),
-        "label_counts": task.label_counts(),
+        "label_counts": None if settings.unit == "client" else task.label_counts(),
     }
-    weights = {name: value.contiguous() for name, value in server.model.state_dict().items()}
+    # Copies, since weights that are tied share their memory, which the file's format does not allow.
+    weights = {name: value.clone().contiguous() for name, value in server.model.state_dict().items()}
     replace_file(out / MODEL, lambda path: save_file(weights, path))
-    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-    replace_file(out / RESULT, lambda path: _write_text(path, text))
+    replace_text(out / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
     return result
 
 
@@ -161,30 +181,34 @@ def make_client(settings: FederatedSettings, task: Task, number: int, noise_mult
         delta=settings.delta,
         engine=settings.engine,
         micro_batch_size=settings.micro_batch_size,
+        allow_large_delta=not by_record,  # the server's delta is then about clients, not about records
     )
 
 
 def _result(server: Server, settings: FederatedSettings) -> Line:
     epsilon = server.epsilon()
+    private = math.isfinite(epsilon)
     result: Line = {
-        "epsilon": epsilon if math.isfinite(epsilon) else "inf",
-        "private": math.isfinite(epsilon),
-        "privacy": _privacy_statement(server, settings),
+        "epsilon": epsilon if private else "inf",
+        "private": private,
+        "privacy": _privacy_statement(server, settings, epsilon),
         "delta": settings.delta,
         "noise_multiplier": server.noise_multiplier,
         "rounds": server.round,
+        "lost_rounds": server.lost,
+        "steps": server.plan.steps,
         "settings": asdict(settings),
         "version": __version__,
     }
-    if settings.unit == "record":
+    if not server.secret:
         result["rounds_asked"] = server.asked
         result["sizes"] = list(server.sizes)
     return result
 
 
-def _privacy_statement(server: Server, settings: FederatedSettings) -> str:
+def _privacy_statement(server: Server, settings: FederatedSettings, epsilon: float) -> str:
     """The guarantee in words."""
-    epsilon, noise = server.epsilon(), server.noise_multiplier
+    noise = server.noise_multiplier
     if not math.isfinite(epsilon):
         return "The training is NOT PRIVATE, its epsilon is infinite: its noise multiplier is 0."
     whose = "one record of one client" if settings.unit == "record" else "one client with all its records"
@@ -192,24 +216,18 @@ def _privacy_statement(server: Server, settings: FederatedSettings) -> str:
         f"The {server.round} rounds are ({bound(epsilon)}, {settings.delta:g})-differentially private under "
         f"adding or removing {whose}, with noise multiplier {noise:g} and accountant {settings.accountant}"
     )
-    if settings.unit == "record":
-        everywhere = server.plan.epsilon(noise, rounds=settings.rounds)
-        words += (
-            f": the client with the largest epsilon took part in {server.asked[_worst(server)]} of them. A "
-            f"client with the fewest records that took part in all would have {bound(everywhere)}"
-        )
     if settings.count_on_participation:
+        everywhere = replace(server.plan, participation=None).epsilon(noise)
         words += (
-            ". Counting on a random choice of clients that nobody knows (nested bound), "
-            f"{settings.rounds} rounds are ({bound(server.plan.epsilon(noise))}, {settings.delta:g})-"
-            "differentially private"
+            ". This counts on a random choice of clients that nobody knows (nested bound); for whoever knows "
+            f"that a client took part in all rounds it is ({bound(everywhere)}, {settings.delta:g})"
+        )
+    elif settings.unit == "record":
+        words += (
+            f": no client took part in more than {max(server.asked)} of them. A client with the fewest "
+            f"records that took part in all would have {bound(server.plan.epsilon(noise))}"
         )
     return words + "." + (f" {SEED_WARNING}" if settings.seed is not None else "")
-
-
-def _worst(server: Server) -> int:
-    epsilons = server.epsilons()
-    return epsilons.index(max(epsilons))
 
 
 def _save(server: Server, settings: FederatedSettings, out: Path) -> None:
@@ -246,10 +264,6 @@ def _load(server: Server, settings: FederatedSettings, out: Path) -> None:
         record, name = key.split("/", 1)
         state.setdefault(record, {})[name] = value
     server.load_state_dict(saved | {"state": state})
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _trim(file: Path, rounds: int) -> None:

@@ -198,7 +198,19 @@ def _table(name: str, values: dict[str, Any]) -> Table:
             table.cell_settings(cell, seed=0)
         except (TypeError, ValueError) as error:
             raise ValueError(f"Row {cell.row!r}, column {cell.column!r}: {error}") from error
+    if table.federated:
+        _check_federated(table)
     return table
+
+
+def _check_federated(table: Table) -> None:
+    """Raises for what a table of federated trainings cannot have."""
+    if table.histograms or table.measures:
+        raise ValueError("Expected neither histograms nor measures in a federated table.")
+    for cell in table.cells():
+        settings = table.cell_settings(cell, seed=0)
+        if isinstance(settings, FederatedSettings) and (settings.task or settings.unit != "record"):
+            raise ValueError("Expected data, model and unit = 'record' in a federated table, which says so.")
 
 
 def _column(name: str, values: dict[str, Any], settings: Sequence[str]) -> Column:

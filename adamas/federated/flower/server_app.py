@@ -4,11 +4,11 @@ The configuration of a run has the names of `FederatedSettings` with hyphens, an
 and `out`, the folder of results. It may have `timeout`, the seconds that clients have to answer.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, MessageType
 from flwr.serverapp import Grid, ServerApp
@@ -23,8 +23,6 @@ from adamas.federated.training import Line, train
 
 TIMEOUT = 3600.0
 """Seconds that clients have to answer, if nothing is said."""
-
-_LOG = logging.getLogger("adamas.federated")
 
 app = ServerApp()
 
@@ -81,32 +79,58 @@ class Nodes:
     """
 
     def __init__(self, grid: Grid, settings: FederatedSettings, *, timeout: float) -> None:
-        found: dict[int, tuple[int, int]] = {}
-        words = {"settings": settings.to_json()}
+        self._grid, self._words = grid, {"settings": settings.to_json()}
+        self.ids: dict[int, int] = {}
+        self._examples: dict[int, int] = {}
+        self._failed: dict[int, str] = {}
         end = time.monotonic() + timeout
-        while len(found) < settings.clients:
-            known = {node for node, _ in found.values()}
-            new = [node for node in grid.get_node_ids() if node not in known]
-            messages = [Message(pack({}, words), node, MessageType.QUERY) for node in new]
-            for reply in grid.send_and_receive(messages, timeout=max(1.0, end - time.monotonic())):
-                node = reply.metadata.src_node_id
-                if reply.has_error():
-                    _LOG.warning("Node %d cannot say who it is: error %d.", node, reply.error.code)
-                    continue
-                _, said = unpack(reply.content)
-                if said["client"] in found:
-                    raise RuntimeError(f"Expected one node with partition-id={said['client']}, got two.")
-                found[said["client"]] = (node, said["examples"])
-            missing = sorted(set(range(settings.clients)) - found.keys())
-            if missing and time.monotonic() > end:
+        while True:
+            self._greet(max(1.0, end - time.monotonic()))
+            missing = sorted(set(range(settings.clients)) - self.ids.keys())
+            if not missing:
+                break
+            if time.monotonic() > end:
+                why = f" Nodes that answered with an error: {self._failed}." if self._failed else ""
                 raise RuntimeError(
                     f"Expected clients={settings.clients} nodes, but these clients did not come up in "
-                    f"{timeout:g} seconds: {missing}."
+                    f"{timeout:g} seconds: {missing}.{why}"
                 )
-            if missing:
-                time.sleep(1)
-        self.ids = {client: node for client, (node, _) in found.items()}
-        self.sizes = [found[client][1] for client in range(settings.clients)]
+            time.sleep(1)
+        self.sizes = [self._examples[client] for client in range(settings.clients)]
+
+    def refresh(self, timeout: float) -> None:
+        """Finds nodes again that have started anew, with another number."""
+        present = set(self._grid.get_node_ids())
+        if any(node not in present for node in self.ids.values()):
+            self._greet(timeout, present)
+
+    def _greet(self, timeout: float, present: set[int] | None = None) -> None:
+        """Asks the nodes that are not known who they are."""
+        present = set(self._grid.get_node_ids()) if present is None else present
+        new = present - set(self.ids.values())
+        messages = [Message(pack({}, self._words), node, MessageType.QUERY) for node in sorted(new)]
+        for reply in self._grid.send_and_receive(messages, timeout=timeout):
+            node = reply.metadata.src_node_id
+            said = _words_of(reply)
+            if "client" not in said:
+                self._failed[node] = said.get("failed", "an answer that cannot be read")
+                continue
+            client, examples = int(said["client"]), int(said["examples"])
+            if self.ids.get(client) in present:
+                raise RuntimeError(f"Expected one node with partition-id={client}, got two.")
+            if examples != self._examples.setdefault(client, examples):
+                self._failed[node] = "another number of examples"
+                continue
+            self.ids[client] = node
+
+
+def _words_of(reply: Message) -> dict[str, Any]:
+    if reply.has_error():
+        return {"failed": f"Flower's error {reply.error.code}"}
+    try:
+        return unpack(reply.content)[1]
+    except (KeyError, ValueError):
+        return {}
 
 
 class OverGrid:
@@ -137,20 +161,30 @@ class OverGrid:
         return self._nodes.sizes
 
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
-        """See `Transport.ask`."""
-        words = self._words | {"round": asdict(round)}
+        """See `Transport.ask`. A node that went away is asked all the same, and does not answer."""
+        self._nodes.refresh(self._timeout)
         ids = self._nodes.ids
         messages = [
-            Message(pack(records, words), ids[client], MessageType.TRAIN, group_id=str(round.number))
+            Message(
+                pack(records, self._words | {"round": asdict(round), "examples": self._nodes.sizes[client]}),
+                ids[client],
+                MessageType.TRAIN,
+                group_id=str(round.number),
+            )
             for client in clients
         ]
         by_node = {ids[client]: client for client in clients}
         answers: dict[int, Records | str] = {}
         for reply in self._grid.send_and_receive(messages, timeout=self._timeout):
-            client = by_node[reply.metadata.src_node_id]
-            if reply.has_error():
-                answers[client] = f"Flower's error {reply.error.code}"
+            client = by_node.get(reply.metadata.src_node_id)
+            if client is None:  # Flower itself, about a node that it does not reach
                 continue
-            update, said = unpack(reply.content)
-            answers[client] = str(said["failed"]) if "failed" in said else update
+            said = _words_of(reply)
+            if "failed" in said or reply.has_error():
+                answers[client] = str(said.get("failed"))
+                continue
+            try:
+                answers[client] = unpack(reply.content)[0]
+            except (KeyError, ValueError, TypeError) as error:
+                answers[client] = f"an answer that cannot be read: {type(error).__name__}"
         return answers
