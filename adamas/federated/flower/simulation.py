@@ -1,11 +1,14 @@
 """Flower's simulation: all clients are virtual nodes of one machine."""
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # before the first import of Flower
+# Before the first import of Flower and Ray: no telemetry, and no word about what Ray will change one day.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -47,6 +50,8 @@ def simulate(
             raise
 
     backend: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": cores_per_client, "num_gpus": 0.0}}
+    # Its warnings are about Flower's own functions, and the progress has its own display.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         run_simulation(server_app, client_app, settings.clients, backend_config=backend)
     except Exception:
