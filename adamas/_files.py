@@ -1,14 +1,14 @@
 """Files that exist whole or not at all, also after a loss of power."""
 
 import os
-import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
     """Has a file written under another name in its folder, and renames it when it is complete and on disk."""
-    temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+    temporary = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
     try:
         write(temporary)
         _to_disk(temporary)
