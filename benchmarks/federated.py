@@ -138,9 +138,9 @@ def main():
             "upload": uploads(name),
         }
         print(name, json.dumps(results[name]), flush=True)
-    if given.json:
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-        given.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+        if given.json:
+            machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+            given.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
