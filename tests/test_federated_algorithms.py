@@ -429,3 +429,28 @@ def test_parameters_of_another_model_are_refused():
         client.load({"bias": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"\['weight'\] of shape \(5,\), got \(2,\)"):
         client.load({"weight": torch.zeros(2)})
+
+
+# --- rounds that are lost -------------------------------------------------------------------------------
+
+
+def test_a_lost_round_does_not_count_in_the_correction_of_the_second_moment():
+    algorithm = FedAdamW(lr=0.1, schedule="constant")
+    received = algorithm.broadcast(algorithm.start(Regression()))
+    first, lost, counted = (
+        algorithm.train(make_client(0), received, now)["increment"]["weight"]
+        for now in (Round(0, 3, STEPS), Round(1, 3, STEPS, lost=1), Round(1, 3, STEPS))
+    )
+    assert torch.equal(lost, first)
+    assert not torch.allclose(counted, first)
+
+
+def test_a_control_variate_that_is_not_finite_is_not_kept():
+    algorithm = ALGORITHMS["dp-scaffold"](lr=0.1)
+    client = make_client(0)
+    received = algorithm.broadcast(algorithm.start(Regression()))
+    algorithm.train(client, received, Round(0, 2, STEPS))
+    kept = client.memory["control"]["weight"].clone()
+    broken = {"parameters": received["parameters"], "control": {"weight": torch.full_like(kept, math.inf)}}
+    algorithm.train(client, broken, Round(1, 2, STEPS))
+    assert torch.equal(client.memory["control"]["weight"], kept)

@@ -326,3 +326,34 @@ def test_an_upload_is_the_parameters_and_one_number_per_block(aggregation, numbe
     _, records = server.open_round()
     update = algorithm.train(client, records, server.now)
     assert sum(value.numel() for arrays in update.values() for value in arrays.values()) == numbers
+
+
+# --- what must not be known or counted on ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_where_the_choice_is_secret_an_error_does_not_name_who_was_asked(unit):
+    plan = (
+        Plan(unit="client", rounds=5, sampling_rate=1.0, delta=1e-5, accountant="rdp")
+        if unit == "client"
+        else Plan(**PLAN, participation=1.0)
+    )
+    server = make_server(plan=plan, participation=1.0, seed=None)
+    clients, _ = server.open_round()
+    with pytest.raises(NoAnswerError, match="Round 0 has no update") as error:
+        server.close_round(dict.fromkeys(clients, "power cut"))
+    assert "client 0" not in str(error.value)
+    assert server.asked == [0] * len(SIZES)
+    assert server.now.lost == 1
+
+
+def test_a_bound_that_counts_on_participation_is_refused_for_clients_that_remember():
+    with pytest.raises(UnsupportedError, match=r"clients of Scaffold remember.*count_on_participation=False"):
+        make_server(ALGORITHMS["dp-scaffold"](), plan=Plan(**PLAN, participation=0.5), seed=None)
+
+
+def test_the_worst_epsilon_is_that_of_all_clients():
+    server = make_server()
+    for asked in ([0, 0, 0, 0], [1, 2, 3, 5], [2, 2, 2, 2], [1, 5, 4, 5], [5, 1, 0, 0]):
+        server.asked = asked
+        assert server.epsilon() == max(server.epsilons())

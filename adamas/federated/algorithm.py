@@ -140,6 +140,7 @@ class Algorithm(ABC):
         queries: How many releases a local step makes on its batch.
         sends: Which records of the state clients need.
         uploads: Which records an update has.
+        averages: Which of them the server averages over the clients that answered, into its state.
         clients_remember: Whether clients keep something from round to round.
     """
 
@@ -149,6 +150,7 @@ class Algorithm(ABC):
     queries: ClassVar[int] = 1
     sends: ClassVar[tuple[str, ...]] = ("parameters",)
     uploads: ClassVar[tuple[str, ...]] = ("increment",)
+    averages: ClassVar[tuple[str, ...]] = ()
     clients_remember: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -160,6 +162,11 @@ class Algorithm(ABC):
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * round.number / round.total)) / 2
         return self.lr
+
+    def direction(self, updates: Sequence[Records], expected: float, round: Round) -> Arrays:
+        """The mean of the clients' steps as a gradient: -sum of increments / (S K eta)."""
+        length = expected * round.local_steps * self.rate(round)
+        return divided_sum([update["increment"] for update in updates], -length)
 
     def start(self, model: nn.Module) -> Records:
         """The state before the first round, from a model with its initial parameters."""
@@ -186,7 +193,8 @@ class Algorithm(ABC):
             round: This round.
         """
         increment = divided_sum([update["increment"] for update in updates], expected)
-        return state | {"parameters": sums(state["parameters"], increment)}
+        averaged = {name: divided_sum([one[name] for one in updates], len(updates)) for name in self.averages}
+        return state | {"parameters": sums(state["parameters"], increment)} | averaged
 
 
 def copied(arrays: Arrays) -> Arrays:

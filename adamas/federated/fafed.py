@@ -11,7 +11,7 @@ a round, and :math:`\bar v` does not change within it. At the first step of a ro
 has no private form; this one is ours.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +28,6 @@ from adamas.federated.algorithm import (
     by_parameter,
     copied,
     differences,
-    divided_sum,
     zeros_like,
 )
 from adamas.geometry import Value
@@ -53,6 +52,7 @@ class FAFED(Algorithm):
     queries: ClassVar[int] = 2
     sends: ClassVar[tuple[str, ...]] = ("parameters", "momentum", "second-moments")
     uploads: ClassVar[tuple[str, ...]] = ("increment", "momentum", "second-moments")
+    averages: ClassVar[tuple[str, ...]] = ("momentum", "second-moments")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,15 +96,6 @@ class FAFED(Algorithm):
             "momentum": {name: state["m"] for name, state in kept.items()},
             "second-moments": {name: state["v"] for name, state in kept.items()},
         }
-
-    def aggregate(
-        self, state: Records, updates: Sequence[Records], *, expected: float, clients: int, round: Round
-    ) -> Records:
-        """See `Algorithm.aggregate`; moments are averaged over the clients that answered."""
-        result = super().aggregate(state, updates, expected=expected, clients=clients, round=round)
-        for name in ("momentum", "second-moments"):
-            result[name] = divided_sum([update[name] for update in updates], len(updates))
-        return result
 
 
 class Storm(Rule):

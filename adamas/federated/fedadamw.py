@@ -29,7 +29,6 @@ from adamas.federated.algorithm import (
     Round,
     by_parameter,
     differences,
-    divided_sum,
     zeros_like,
 )
 from adamas.federated.blocks import Blocks
@@ -102,6 +101,11 @@ class FedAdamW(Algorithm):
         """See `Algorithm`."""
         return ("increment", "second-moments") if self.aggregation != "none" else ("increment",)
 
+    @property
+    def averages(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See `Algorithm`."""
+        return self.uploads[1:]
+
     def start(self, model: nn.Module) -> Records:
         """See `Algorithm.start`."""
         state = super().start(model)
@@ -142,16 +146,10 @@ class FedAdamW(Algorithm):
     def aggregate(
         self, state: Records, updates: Sequence[Records], *, expected: float, clients: int, round: Round
     ) -> Records:
-        """See `Algorithm.aggregate`; moments are averaged over the clients that answered."""
+        """See `Algorithm.aggregate`."""
         result = super().aggregate(state, updates, expected=expected, clients=clients, round=round)
-        if self.aggregation != "none":
-            result["second-moments"] = divided_sum(
-                [update["second-moments"] for update in updates], len(updates)
-            )
         if self.alignment:
-            result["direction"] = divided_sum(
-                [update["increment"] for update in updates], -expected * round.local_steps * self.rate(round)
-            )
+            result["direction"] = self.direction(updates, expected, round)
         return result
 
     def _sent(self, model: nn.Module, moments: Arrays) -> Arrays:

@@ -24,7 +24,6 @@ from adamas.federated.algorithm import (
     by_parameter,
     copied,
     differences,
-    divided_sum,
     zeros_like,
 )
 from adamas.geometry import Value
@@ -48,6 +47,7 @@ class FedLADA(Algorithm):
 
     sends: ClassVar[tuple[str, ...]] = ("parameters", "second-moments", "direction")
     uploads: ClassVar[tuple[str, ...]] = ("increment", "second-moments")
+    averages: ClassVar[tuple[str, ...]] = ("second-moments",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,13 +82,9 @@ class FedLADA(Algorithm):
     def aggregate(
         self, state: Records, updates: Sequence[Records], *, expected: float, clients: int, round: Round
     ) -> Records:
-        """See `Algorithm.aggregate`; moments are averaged over the clients that answered."""
+        """See `Algorithm.aggregate`."""
         result = super().aggregate(state, updates, expected=expected, clients=clients, round=round)
-        moments = divided_sum([update["second-moments"] for update in updates], len(updates))
-        direction = divided_sum(
-            [update["increment"] for update in updates], -expected * round.local_steps * self.rate(round)
-        )
-        return result | {"second-moments": moments, "direction": direction}
+        return result | {"direction": self.direction(updates, expected, round)}
 
 
 class AmendedAdam(Rule):

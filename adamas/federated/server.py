@@ -99,6 +99,12 @@ class Server:
                 "Expected seed=None with a plan that counts on participation: whoever knows the seed knows "
                 "who takes part."
             )
+        if plan.participation is not None and algorithm.clients_remember:
+            raise UnsupportedError(
+                "A plan that counts on participation needs rounds that do not depend on who took part before, "
+                f"and clients of {type(algorithm).__name__} remember. Use participation=None in the plan "
+                "(count_on_participation=False), or another algorithm."
+            )
         if plan.unit == "record" and plan.sampling_rate < batch_size / min(sizes) * (1 - 1e-12):
             raise ValueError(
                 f"Expected a plan whose sampling_rate={plan.sampling_rate:g} is at least batch_size / the "

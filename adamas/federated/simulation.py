@@ -38,6 +38,7 @@ class InProcess:
 
     def __init__(self, server: Server, clients: Sequence[Client], seed: int | None = None) -> None:
         self.algorithm, self.clients, self.seed = server.algorithm, clients, seed
+        self._secret = server.secret
         for number, client in enumerate(clients if server.plan.unit == "record" else ()):
             for name in ("noise_multiplier", "batch_size"):
                 mine, charged = getattr(client, name), getattr(server, name)
@@ -62,7 +63,8 @@ class InProcess:
             try:
                 answers[number] = self.algorithm.train(client, records, round)
             except Exception as error:  # whatever a user's model or data raise
-                _LOG.warning("Client %d left round %d out.", number, round.number, exc_info=True)
+                name = "A client" if self._secret else f"Client {number}"
+                _LOG.warning("%s left round %d out.", name, round.number, exc_info=True)
                 answers[number] = type(error).__name__
         return answers
 

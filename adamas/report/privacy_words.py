@@ -55,7 +55,7 @@ def _guarantee(lines: Sequence[Line]) -> str:
     noise = extent(values_of(lines, "noise_multiplier"), ".3g")
     whose = (
         " of the client with the fewest, if it takes part in all rounds"
-        if any("label_counts" in line for line in lines)
+        if any("clients" in line["settings"] for line in lines)
         else ""
     )
     return (

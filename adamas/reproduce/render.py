@@ -109,7 +109,8 @@ def _legend(table: Table, lines: Sequence[Line]) -> str:
     counts = sorted({len([1 for line in lines if _key(line) == key]) for key in map(_key, lines)})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     name = accuracy_name(table).capitalize()
-    words = f"{name} in percent, mean ± standard deviation of {runs} seed{'s' * (counts[-1] > 1)}"
+    words = f"{name} in percent, "
+    words += f"mean ± standard deviation of {runs} seeds" if counts[-1] > 1 else "one seed"
     if any(row.published for row in table.rows.values()):
         words += "; in brackets what the paper has"
     deltas = {line["delta"] for line in lines}
