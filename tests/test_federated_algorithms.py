@@ -454,3 +454,13 @@ def test_a_control_variate_that_is_not_finite_is_not_kept():
     broken = {"parameters": received["parameters"], "control": {"weight": torch.full_like(kept, math.inf)}}
     algorithm.train(client, broken, Round(1, 2, STEPS))
     assert torch.equal(client.memory["control"]["weight"], kept)
+
+
+@pytest.mark.parametrize("name", ["dp-fedadamw", "dp-fafed", "dp-fedlada"])
+def test_moments_are_averaged_over_the_clients_that_answered(name):
+    algorithm = ALGORITHMS[name](lr=0.1)
+    state, now = algorithm.start(Regression()), Round(0, 3, STEPS)
+    update = algorithm.train(make_client(0), algorithm.broadcast(state), now)
+    result = algorithm.aggregate(state, [update], expected=2, clients=2, round=now)
+    for key, value in update["second-moments"].items():
+        assert torch.equal(result["second-moments"][key], value)
