@@ -102,8 +102,8 @@ class Server:
         if plan.participation is not None and algorithm.clients_remember:
             raise UnsupportedError(
                 "A plan that counts on participation needs rounds that do not depend on who took part "
-                f"before, and clients of {type(algorithm).__name__} remember. Use participation=None in the plan "
-                "(count_on_participation=False), or another algorithm."
+                f"before, and clients of {type(algorithm).__name__} remember. Use participation=None in the "
+                "plan (count_on_participation=False), or another algorithm."
             )
         if plan.unit == "record" and plan.sampling_rate < batch_size / min(sizes) * (1 - 1e-12):
             raise ValueError(
