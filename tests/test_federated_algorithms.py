@@ -215,8 +215,8 @@ def fedadamw(lr, betas, floor, weight_decay, alignment, aggregation, blocks):
         ends, seconds = [], []
         for i in range(CLIENTS):
             w, m = theta.copy(), 0.0
-            v = shared.copy() if aggregation != "none" else np.zeros(FEATURES)
-            before = t * STEPS if aggregation != "none" else 0
+            v = shared.copy() if aggregation != "local" else np.zeros(FEATURES)
+            before = t * STEPS if aggregation != "local" else 0
             for k in range(1, STEPS + 1):
                 g = gradient(i, w)
                 m = b1 * m + (1 - b1) * g
@@ -256,7 +256,7 @@ REFERENCES = {
 }
 VARIANTS = {
     "dp-fedopt": [{"second_moment": kind} for kind in ("adam", "yogi", "adagrad")],
-    "dp-fedadamw": [{"aggregation": kind} for kind in ("blocks", "coordinates", "none")],
+    "dp-fedadamw": [{"aggregation": kind} for kind in ("blocks", "coordinates", "local")],
 }
 
 

@@ -46,6 +46,28 @@ def test_shares_have_the_moments_of_the_distribution():
         assert abs(((counts - 0.25) ** 2).mean() - expected) < 5 * 0.0023
 
 
+def test_clients_of_equal_sizes_have_mixtures_of_classes():
+    parts = dirichlet_partition(LABELS, clients=30, alpha=0.1, seed=1, least=166, equal_sizes=True)
+    assert sorted(np.concatenate(parts)) == list(range(5000))
+    assert sorted(map(len, parts)) == [166] * 10 + [167] * 20
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_mixtures_have_the_moments_of_the_distribution():
+    """With alpha = 1 and 4 classes the share of a class has mean 1/4 and variance 3/80; 400 clients.
+
+    There are 800, so that no class runs out for the first 400. Each draws 100 examples from its mixture, which
+    adds to the variance. Bounds and false alarms are those of the test above; alpha = 2 has variance 0.0208.
+    """
+    labels = np.repeat(np.arange(4), 20_000)
+    for alpha, expected in ((1.0, 3 / 80), (2.0, 1 / 48)):
+        parts = dirichlet_partition(labels, clients=800, alpha=alpha, seed=0, equal_sizes=True)
+        share = np.array([np.mean(labels[part] == 0) for part in parts[:400]])
+        drawn = expected + (0.25 * 0.75 - expected) / 100
+        assert abs(share.mean() - 0.25) < 5 * np.sqrt(drawn / 400)
+        assert abs(((share - 0.25) ** 2).mean() - drawn) < 5 * 0.0023
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -118,6 +118,15 @@ def test_parameters_are_as_many_as_published(name, shape, classes, expected):
     assert model(torch.randn(2, *shape)).shape == (2, classes)
 
 
+def test_parameters_of_tanh_cnn_with_normalisation():
+    model = MODELS["tanh-cnn"]((3, 32, 32), 10, groups=4)
+    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    assert [(norm.num_groups, norm.num_channels) for norm in norms] == [(4, 16), (4, 32)]
+    assert count(model) == count(MODELS["tanh-cnn"]((3, 32, 32), 10)) + 2 * (16 + 32)
+    with pytest.raises(ValueError, match="groups=3"):
+        MODELS["tanh-cnn"]((3, 32, 32), 10, groups=3)
+
+
 def test_parameters_of_minilm():
     model = MODELS["minilm"]((16,), 3)
     block = 4 * (384 * 384 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384

@@ -66,6 +66,9 @@ def run(
     least_examples: Annotated[
         int | None, typer.Option(help="Fewest examples of a client; the batch size if not given.")
     ] = None,
+    equal_sizes: Annotated[
+        bool, typer.Option("--equal-sizes", help="As many examples for each client, of mixtures of classes.")
+    ] = False,
     unit: Annotated[
         str, typer.Option(help=f"Whose influence is hidden, one of: {', '.join(UNITS)}.")
     ] = "record",
@@ -113,6 +116,7 @@ def run(
         data=data,
         dirichlet=dirichlet,
         least_examples=least_examples,
+        equal_sizes=equal_sizes,
         model=model,
         clients=clients,
         participation=participation,

@@ -36,7 +36,7 @@ from adamas.geometry import Value
 from adamas.rules.base import Options, Params, Rule, State
 from adamas.theory import automatic_floor
 
-_AGGREGATIONS = ("blocks", "coordinates", "none")
+_AGGREGATIONS = ("blocks", "coordinates", "local")
 _COUNTERS = ("split", "code")
 
 
@@ -44,7 +44,7 @@ _COUNTERS = ("split", "code")
 class FedAdamW(Algorithm):
     """Local AdamW with shared second moments of blocks, without their noise, aligned with everybody.
 
-    Each of the three parts can be switched off: `aggregation="none"`, `bias_correction=False`, `alignment=0`.
+    Each of the three parts can be switched off: `aggregation="local"`, `bias_correction=False`, `alignment=0`.
 
     Attributes:
         betas: Decays of the moments.
@@ -54,7 +54,7 @@ class FedAdamW(Algorithm):
         weight_decay: lambda.
         alignment: gamma, the weight of everybody's direction: a momentum from round to round, below 1.
         aggregation: "blocks" sends one second moment per block; "coordinates" all of them, which doubles an
-            upload; "none" starts from 0 in each round.
+            upload; "local" starts from 0 in each round.
         bias_correction: Subtract the noise's variance.
         blocks: The partition; None takes `Blocks.of(model)`.
         counter: "split" corrects m for its start in this round, v for its start in the first round. "code"
@@ -93,13 +93,13 @@ class FedAdamW(Algorithm):
     @property
     def sends(self) -> tuple[str, ...]:  # type: ignore[override]
         """See `Algorithm`: only what is used."""
-        moments = ("second-moments",) if self.aggregation != "none" else ()
+        moments = ("second-moments",) if self.aggregation != "local" else ()
         return ("parameters", *moments, *(("direction",) if self.alignment else ()))
 
     @property
     def uploads(self) -> tuple[str, ...]:  # type: ignore[override]
         """See `Algorithm`."""
-        return ("increment", "second-moments") if self.aggregation != "none" else ("increment",)
+        return ("increment", "second-moments") if self.aggregation != "local" else ("increment",)
 
     @property
     def averages(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -109,7 +109,7 @@ class FedAdamW(Algorithm):
     def start(self, model: nn.Module) -> Records:
         """See `Algorithm.start`."""
         state = super().start(model)
-        if self.aggregation != "none":
+        if self.aggregation != "local":
             state["second-moments"] = self._sent(model, zeros_like(state["parameters"]))
         if self.alignment:
             state["direction"] = zeros_like(state["parameters"])
@@ -119,7 +119,7 @@ class FedAdamW(Algorithm):
         """See `Algorithm.train`."""
         client.load(received["parameters"])
         parameters = client.parameters
-        shared = self.aggregation != "none"
+        shared = self.aggregation != "local"
         rule = AlignedAdamW(
             parameters.values(),
             lr=self.rate(round),

@@ -9,9 +9,14 @@ _TRIES = 1000
 
 
 def dirichlet_partition(
-    labels: np.ndarray, *, clients: int, alpha: float, seed: int, least: int = 1
+    labels: np.ndarray, *, clients: int, alpha: float, seed: int, least: int = 1, equal_sizes: bool = False
 ) -> list[np.ndarray]:
     """Gives each client a share of every class, drawn from a Dirichlet distribution.
+
+    As it is, the examples of each class are divided among the clients, whose numbers of examples differ. With
+    `equal_sizes` each client has a mixture of the classes, and all have as many examples (after Hsu et al.,
+    2019): with few classes that is the only way in which every client has enough. The last ones take what
+    the others have left.
 
     Args:
         labels: The class of each example.
@@ -19,6 +24,7 @@ def dirichlet_partition(
         alpha: Concentration: 0.1 gives a client few classes, 100 all of them alike.
         seed: Of the draw, which is public.
         least: The fewest examples of a client; draws with fewer are drawn again.
+        equal_sizes: Draw mixtures of classes for clients of the same size, up to one example.
 
     Returns:
         For each client the places of its examples, in order. Every example belongs to one client.
@@ -41,18 +47,51 @@ def dirichlet_partition(
         )
     generator = Seed(seed).generator("partition", clients)
     places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    if equal_sizes:
+        return _mixtures(places, clients, alpha, generator)
     for _ in range(_TRIES):
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for members in places:
-            shuffled = generator.permutation(members)
-            shares = generator.dirichlet(np.full(clients, alpha))
-            cuts = np.round(np.cumsum(shares)[:-1] * len(shuffled)).astype(int)
-            for part, piece in zip(parts, np.split(shuffled, cuts), strict=True):
-                part.append(piece)
-        result = [np.sort(np.concatenate(part)) for part in parts]
+        result = _shares(places, clients, alpha, generator)
         if min(map(len, result)) >= least:
             return result
     raise ValueError(
         f"Found no draw of {_TRIES} with least={least} examples for each of {clients} clients at "
-        f"alpha={alpha:g}. Lower least or clients, or raise alpha."
+        f"alpha={alpha:g}. Lower least or clients, raise alpha, or set equal_sizes."
     )
+
+
+def _shares(
+    places: list[np.ndarray], clients: int, alpha: float, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Divides each class among the clients."""
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for members in places:
+        shuffled = generator.permutation(members)
+        shares = generator.dirichlet(np.full(clients, alpha))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(shuffled)).astype(int)
+        for part, piece in zip(parts, np.split(shuffled, cuts), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _mixtures(
+    places: list[np.ndarray], clients: int, alpha: float, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Fills one client after the other with a mixture of the classes of which there is something left."""
+    shuffled = [generator.permutation(members) for members in places]
+    left = np.array([len(members) for members in places])
+    size, larger = divmod(left.sum(), clients)
+    result = []
+    for client in range(clients):
+        wanted = size + (client < larger)
+        mixture = generator.dirichlet(np.full(len(places), alpha))
+        taken = np.zeros_like(left)
+        while taken.sum() < wanted:
+            weights = np.where(left > taken, mixture, 0.0)
+            if weights.sum() == 0:
+                weights = (left - taken).astype(float)
+            drawn = generator.multinomial(wanted - taken.sum(), weights / weights.sum())
+            taken = np.minimum(taken + drawn, left)
+        pieces = [members[rest - n : rest] for members, rest, n in zip(shuffled, left, taken, strict=True)]
+        result.append(np.sort(np.concatenate(pieces)))
+        left = left - taken
+    return result

@@ -28,6 +28,7 @@ class FederatedSettings:
         dirichlet: Concentration of the classes on clients; see `dirichlet_partition`.
         least_examples: The fewest examples of a client; None for `batch_size`. The client with the fewest
             needs the most noise, and all have the same.
+        equal_sizes: Give all clients as many examples, of mixtures of classes; see `dirichlet_partition`.
         model: A name in `adamas.models.MODELS`.
         model_options: Its options.
         clients: How many.
@@ -61,6 +62,7 @@ class FederatedSettings:
     data_options: dict[str, Any] = field(default_factory=dict)
     dirichlet: float = 0.6
     least_examples: int | None = None
+    equal_sizes: bool = False
     model: str = ""
     model_options: dict[str, Any] = field(default_factory=dict)
     clients: int

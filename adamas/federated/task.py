@@ -86,6 +86,7 @@ class DataTask:
             alpha=settings.dirichlet,
             seed=settings.public_seed,
             least=settings.least_examples or settings.batch_size,
+            equal_sizes=settings.equal_sizes,
         )
 
     @property

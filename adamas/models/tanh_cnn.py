@@ -6,7 +6,7 @@ from torch import nn
 from adamas.models import _shapes
 
 
-def tanh_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def tanh_cnn(input_shape: tuple[int, ...], classes: int, *, groups: int = 0) -> nn.Module:
     """Two convolutions and two linear layers with tanh, 26,010 parameters on MNIST (Papernot et al., 2021).
 
     Few parameters gather little noise, and activations that are bounded keep gradients short, so that it
@@ -15,17 +15,26 @@ def tanh_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     Args:
         input_shape: `(channels, height, width)`, from 14x14 pixels.
         classes: Number of classes.
+        groups: Groups of a GroupNorm after each convolution: a divisor of 16. 0 for none.
 
     Example:
         >>> sum(p.numel() for p in tanh_cnn((1, 28, 28), 10).parameters())
         26010
     """
     channels, height, width = _shapes.image("tanh-cnn", input_shape, classes, smallest=14)
+    if groups:
+        _shapes.divides(groups, 16)
+
+    def normalised(width: int) -> list[nn.Module]:
+        return [nn.GroupNorm(groups, width)] if groups else []
+
     features = nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        *normalised(16),
         nn.Tanh(),
         nn.MaxPool2d(2, stride=1),
         nn.Conv2d(16, 32, 4, stride=2),
+        *normalised(32),
         nn.Tanh(),
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
