@@ -56,7 +56,7 @@ def test_clients_of_equal_sizes_have_mixtures_of_classes():
 def test_mixtures_have_the_moments_of_the_distribution():
     """With alpha = 1 and 4 classes the share of a class has mean 1/4 and variance 3/80; 400 clients.
 
-    There are 800, so that no class runs out for the first 400. Each draws 100 examples from its mixture, which
+    There are 800, so that no class runs out for the first 400. Each has 100 examples from its mixture, which
     adds to the variance. Bounds and false alarms are those of the test above; alpha = 2 has variance 0.0208.
     """
     labels = np.repeat(np.arange(4), 20_000)

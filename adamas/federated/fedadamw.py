@@ -44,7 +44,7 @@ _COUNTERS = ("split", "code")
 class FedAdamW(Algorithm):
     """Local AdamW with shared second moments of blocks, without their noise, aligned with everybody.
 
-    Each of the three parts can be switched off: `aggregation="local"`, `bias_correction=False`, `alignment=0`.
+    Each part can be switched off: `aggregation="local"`, `bias_correction=False`, `alignment=0`.
 
     Attributes:
         betas: Decays of the moments.
