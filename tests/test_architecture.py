@@ -18,11 +18,13 @@ PACKAGE = Path(adamas.__file__).parent
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
     ["_version", "errors", "_validate", "_numerics", "_streams", "_progress", "_words", "_files"],
+    ["_archive", "journal"],
+    ["checkpoint"],
     ["geometry"],
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading"],
-    ["privatize", "calibrate"],
+    ["privatize", "calibrate", "budget"],
     ["_checks"],
     ["diagnostics"],
     ["run"],
@@ -130,6 +132,8 @@ MAY_DRAW = {
 # (module, expression) -> why it is no draw of its own.
 ASKS_FOR_NOISE = {
     ("privatize", "noise.normal_"): "asks the one source of noise for values",
+    ("federated.partition", "np.random"): "names the type of a generator that _streams makes",
+    ("federated.partition", "generator.multinomial"): "spreads public data with such a generator",
     ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
 }
 
