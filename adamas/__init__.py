@@ -2,8 +2,10 @@
 
 from adamas import calibrate, diagnostics, engines, finetune, rules, sampling, theory
 from adamas._version import __version__
+from adamas.checkpoint import load
 from adamas.clip import clipped_sum
-from adamas.errors import UnsupportedError
+from adamas.data_ledger import DataLedger
+from adamas.errors import BudgetError, UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import Ledger
 from adamas.privatize import PrivateGradient
@@ -11,6 +13,8 @@ from adamas.run import PrivateRun
 from adamas.training import make_private
 
 __all__ = [
+    "BudgetError",
+    "DataLedger",
     "Geometry",
     "Ledger",
     "PrivateGradient",
@@ -22,6 +26,7 @@ __all__ = [
     "diagnostics",
     "engines",
     "finetune",
+    "load",
     "make_private",
     "rules",
     "sampling",

@@ -13,8 +13,7 @@ def replace_file(file: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         _to_disk(temporary)
         os.replace(temporary, file)
-        if os.name == "posix":  # elsewhere a folder cannot be opened
-            _to_disk(file.parent)
+        folder_to_disk(file.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -27,6 +26,12 @@ def replace_text(file: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
     replace_file(file, write)
+
+
+def folder_to_disk(folder: Path) -> None:
+    """Makes sure that the names of new files in a folder are on disk."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        _to_disk(folder)
 
 
 def _to_disk(path: Path) -> None:

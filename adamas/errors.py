@@ -1,9 +1,15 @@
-"""The one error class of our own."""
+"""The error classes of our own.
+
+Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`.
+"""
 
 
 class UnsupportedError(ValueError):
     """A model, loss, engine or data set for which the guarantee cannot be kept.
 
-    Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`; this class is
-    for what is well-formed but would make the private gradient wrong, so that it is refused.
+    It is well-formed, but would make the private gradient wrong, so that it is refused.
     """
+
+
+class BudgetError(RuntimeError):
+    """A release that the privacy budget does not pay for, so that it is not made."""

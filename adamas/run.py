@@ -1,34 +1,41 @@
 """A private run: the loop that samples, clips, adds noise, records and updates."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import dp_accounting
 import numpy as np
 import torch
 from dp_accounting import NeighboringRelation
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from adamas import diagnostics
+from adamas import _validate, calibrate, diagnostics
 from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
 from adamas._streams import Seed
 from adamas._words import bound
+from adamas.budget import Budget
+from adamas.checkpoint import Checkpoints
+from adamas.data_ledger import DataLedger
 from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
-from adamas.ledger import Ledger, composed_epsilon
+from adamas.ledger import Ledger
 from adamas.loading import Batch, Loader
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient, privatize
 from adamas.rules.base import Rule
 from adamas.sampling import Shuffled, TruncatedPoisson
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "adding or removing one record",
@@ -68,6 +75,10 @@ class PrivateRun:
         steps: Steps of the whole run.
         steps_done: Steps whose release was made.
         engine: The name of the engine.
+        budget: The epsilon that may be spent at most; None for no limit.
+        checkpoints: Where the run was last saved or is saved by itself; None for nowhere.
+        data_ledger: What all runs on the data set spend together; None for no such ledger.
+        id: The name of the run in it.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
     """
 
@@ -90,15 +101,25 @@ class PrivateRun:
         ema_model: AveragedModel | None,
         progress: bool | None,
         raw: bool = False,
+        data_ledger: DataLedger | None = None,
     ) -> None:
+        self.id = uuid4().hex
+        self.data_ledger = data_ledger
         self.model, self.loss = model, loss
         self._rule = rule
         self.loader, self.noise, self.engine = loader, noise, engine
         self.steps, self.steps_done = steps, 0
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
         self.budget, self.delta, self.accountant = budget, delta, accountant
+        self.checkpoints: Checkpoints | None = None
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
+        self._made_with = self._plan()
+        self._limit: Budget | None = None
+        # Step and multiplier of releases of a run that died, which this one will repeat to the last bit.
+        self._to_repeat: list[tuple[int, float]] = []
+        self._reserved: dict[str, int] = {}  # in the data set's ledger: how many of each event
+        self._recorded: list[tuple[int, float]] = []  # those of the current step, until they are repeated
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
 
     def __len__(self) -> int:
@@ -120,8 +141,106 @@ class PrivateRun:
                 yield Step(batch.step + 1, self.steps, release)
 
     def batches(self) -> Iterator[Batch]:
-        """The logical batches of the steps that are left, for a loop of one's own."""
-        return self.loader.batches(self.steps_done, self.steps)
+        """The logical batches of the steps that are left, for a loop of one's own.
+
+        With `checkpoint_every` the run is saved before the first of them, when the next one is asked for
+        after so many steps, and after the last one.
+        """
+        every = self.checkpoints.every if self.checkpoints is not None else None
+        first = self.steps_done
+        for batch in self.loader.batches(first, self.steps):
+            if every is not None and (batch.step == first or batch.step % every == 0):
+                self._save_again()
+            yield batch
+        if every is not None:
+            self._save_again()
+        self.close()
+
+    def close(self) -> None:
+        """Gives back what the run has reserved in the data set's ledger and has not released.
+
+        This happens by itself after the last step. A run that stops early and is not closed has spent all of
+        its reservation, because nobody knows better.
+        """
+        if self.data_ledger is not None and self._reserved:
+            self.data_ledger.settle(self.id, self._with_repeats().entries)
+            self._reserved = {}
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint, which `adamas.load` continues; see `adamas.checkpoint`.
+
+        From then on each release is also written to a journal beside it, so that after a crash it is known
+        what was spent. An older checkpoint of this name is replaced when the new one is complete.
+        """
+        every = self.checkpoints.every if self.checkpoints is not None else None
+        checkpoints = Checkpoints(path, every)
+        checkpoints.save(self.state_dict())
+        self.checkpoints = checkpoints
+
+    def extend(
+        self, *, steps: int, epsilon: float | None = None, noise_multiplier: float | None = None
+    ) -> None:
+        """Gives the run more steps, and an explicit new budget.
+
+        Args:
+            steps: How many more than those that were done.
+            epsilon: The new budget for all that the run has released and will release. The noise of the new
+                steps is what is left of it pays for.
+            noise_multiplier: Or the noise of the new steps; then there is no budget any more.
+
+        Raises:
+            ValueError: If the budget is spent already.
+
+        Example:
+            >>> import torch, adamas
+            >>> from torch.nn import functional as F
+            >>> model = torch.nn.Linear(2, 2)
+            >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.ones(50).long())
+            >>> run = adamas.make_private(
+            ...     model, adamas.rules.Adam(model.parameters()), data,
+            ...     lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
+            ...     batch_size=10, steps=5, epsilon=2.0, delta=1e-3, accountant="rdp")
+            >>> for _ in run: pass
+            >>> run.extend(steps=5, epsilon=3.0)
+            >>> for _ in run: pass
+            >>> run.steps_done, 2.9 < run.epsilon() <= 3.0
+            (10, True)
+        """
+        _validate.count(steps=steps)
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
+        if noise_multiplier is None:
+            assert epsilon is not None
+            _validate.positive(epsilon=epsilon)
+            noise_multiplier = self._remaining_noise_multiplier(steps, epsilon)
+        else:
+            _validate.non_negative(noise_multiplier=noise_multiplier)
+        self.steps, self.budget = self.steps_done + steps, epsilon
+        self.noise_multiplier = noise_multiplier
+
+    def recover(self, parts: Sequence[Sequence[tuple[int, float]]], *, repeatable: bool) -> None:
+        """Takes over releases that the run made after it was saved.
+
+        `adamas.load` does it with what the journal says of a run that died.
+
+        Args:
+            parts: A step and a multiplier for each release, of each process that died.
+            repeatable: The steps will be the same again, to the last bit, so that the releases are counted
+                once; otherwise they are counted beside those that this run makes.
+        """
+        if repeatable and self.noise.seed.given is not None:
+            made = Counter(self._to_repeat)
+            for part in parts:
+                made |= Counter(part)
+            self._to_repeat = sorted(made.elements())
+            return
+        sampler = self.loader.sampler
+        for part in parts:
+            units: dict[int, dict[int, list[float]]] = {}
+            for step, z in part:
+                units.setdefault(sampler.unit(step), {}).setdefault(step, []).append(z)
+            for releases in units.values():
+                self.ledger.record(sampler.event(releases))
 
     def privatize(self, batch: Batch, *, absolute: bool = False) -> PrivateGradient:
         """Releases the private gradient of a batch, and records it.
@@ -255,7 +374,8 @@ class PrivateRun:
 
     def epsilon(self, accountant: str | None = None) -> float:
         """The epsilon spent so far, at the run's delta."""
-        return self.ledger.epsilon(self.delta, accountant or self.accountant)
+        ledger = self._with_repeats() if self._to_repeat else self.ledger
+        return ledger.epsilon(self.delta, accountant or self.accountant)
 
     def privacy_statement(self) -> str:
         """The guarantee in words, for a report."""
@@ -281,8 +401,11 @@ class PrivateRun:
         """
         return {
             "version": _STATE_VERSION,
+            "id": self.id,
             "settings": self._settings(),
+            "plan": self._plan(),
             "steps_done": self.steps_done,
+            "to_repeat": [list(release) for release in self._to_repeat],
             "model": self.model.state_dict(),
             "rule": self.rule.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -313,6 +436,10 @@ class PrivateRun:
         for name, part in (("scheduler", self.scheduler), ("ema", self.ema_model)):
             if (state[name] is None) != (part is None):
                 raise ValueError(f"Expected {name}= to be given to both the saved run and this one.")
+        _check_same_tensors("model", state["model"], self.model.state_dict())
+        _check_same_options(state["rule"]["param_groups"], self.rule.param_groups)
+        if self.ema_model is not None:
+            _check_same_tensors("ema", state["ema"], self.ema_model.state_dict())
         sampler = self.loader.sampler
         within_epoch = state["steps_done"] % sampler.steps_per_epoch()
         if isinstance(sampler, Shuffled) and sampler.seed.given is None and within_epoch:
@@ -328,7 +455,14 @@ class PrivateRun:
             self.ema_model.load_state_dict(state["ema"])
         self.noise.load_state_dict(state["noise"])
         self.ledger.load_state_dict(state["ledger"], sampler)
-        self.steps_done = state["steps_done"]
+        self.steps_done, self.id = state["steps_done"], state["id"]
+        self._to_repeat = [(step, z) for step, z in state["to_repeat"]]
+        for name, value in state["plan"].items():
+            setattr(self, name, value)
+
+    def _plan(self) -> dict[str, Any]:
+        """What `extend` changes."""
+        return {name: getattr(self, name) for name in ("steps", "noise_multiplier", "budget")}
 
     def _settings(self) -> dict[str, Any]:
         """What must agree between a saved run and the one that continues it."""
@@ -338,14 +472,12 @@ class PrivateRun:
             "dataset_size": sampler.dataset_size,
             "batch_size": sampler.batch_size,
             "max_batch_size": sampler.max_batch_size if isinstance(sampler, TruncatedPoisson) else None,
-            "steps": self.steps,
-            "noise_multiplier": self.noise_multiplier,
             "clip_norm": self.clip_norm,
-            "budget": self.budget,
             "delta": self.delta,
             "rule": type(self.rule).__name__,
             "seed": self.noise.seed.given,
             "raw": self.raw,
+            **self._made_with,
         }
 
     def _geometry(self) -> Geometry:
@@ -369,24 +501,109 @@ class PrivateRun:
             return
         planned = self.ledger.copy()
         planned.record_release(sampler, step, self.noise_multiplier)
-        # A coarse answer is an upper bound, and ten times as fast.
-        for coarse in (True, None) if self.accountant == "pld" else (None,):
-            cost = composed_epsilon(
-                planned.entries, self.delta, self.accountant, planned.relation, coarse=coarse
-            )
-            if cost <= self.budget:
-                return
-        raise RuntimeError(
-            f"This release would exceed epsilon={self.budget:g}, for which the noise was chosen with one "
-            f"release on each of {self.steps} batches and nothing else in the ledger. Make the run with a "
-            "larger epsilon, or with noise_multiplier."
+        if self._limit is None or self._limit.epsilon != self.budget:
+            self._limit = Budget(self.budget, self.delta, self.accountant, self.ledger.relation)
+        self._limit.require(planned.entries, usual, ahead=self.steps - step - 1)
+
+    def _remaining_noise_multiplier(self, steps: int, epsilon: float) -> float:
+        """The least noise with which so many more steps keep a budget."""
+        sampler, spent = self.loader.sampler, self.epsilon()
+        if spent >= epsilon:
+            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {spent:.4f}.")
+        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in self.ledger.entries]
+        return calibrate.noise_multiplier_for(
+            lambda z: dp_accounting.ComposedDpEvent([*before, sampler.plan(z, steps)]),
+            epsilon=epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+            relation=self.ledger.relation,
         )
 
+    def _with_repeats(self) -> Ledger:
+        """The ledger with what a run that died released and this one has not repeated yet."""
+        ledger = self.ledger.copy()
+        for step, z in self._to_repeat:
+            ledger.record_release(self.loader.sampler, step, z)
+        return ledger
+
+    def _reserve(self, data_ledger: DataLedger, step: int, multipliers: Sequence[float]) -> None:
+        """Makes sure that the data set's ledger has these releases, and at first all that are planned."""
+        sampler, planned = self.loader.sampler, self.ledger.copy()
+        for at, z in [*self._to_repeat, *((step, z) for z in multipliers)]:
+            if at <= step:
+                planned.record_release(sampler, at, z)
+        needed = _counts(planned.entries)
+        if all(count <= self._reserved.get(event, 0) for event, count in needed.items()):
+            return
+        left = sampler.unit(self.steps - 1) - sampler.unit(step)
+        entries = planned.entries
+        if left > 0:
+            entries.append((sampler.event({0: [self.noise_multiplier]}), left))
+        title = f"{type(self.rule).__name__}, {self.steps} steps, noise multiplier {self.noise_multiplier:g}"
+        data_ledger.reserve(self.id, entries, title=title)
+        self._reserved = _counts(entries)
+
+    def _save_again(self) -> None:
+        assert self.checkpoints is not None
+        self.checkpoints.save(self.state_dict())
+
     def _record(self, step: int, *, raw: bool) -> None:
-        self.ledger.record_release(self.loader.sampler, step, self.noise_multiplier)
-        if raw:
-            self.ledger.record_release(self.loader.sampler, step, 0.0)
+        multipliers = [self.noise_multiplier, 0.0] if raw else [self.noise_multiplier]
+        if self.data_ledger is not None:
+            self._reserve(self.data_ledger, step, multipliers)
+        if self.checkpoints is not None:
+            for z in multipliers:
+                self.checkpoints.release(step, z)
+        # Those of a run that died are recorded when their step comes, whether they are repeated or not.
+        due = [release for release in self._to_repeat if release[0] <= step]
+        for earlier, z in due:
+            self.ledger.record_release(self.loader.sampler, earlier, z)
+        self._to_repeat = self._to_repeat[len(due) :]
+        self._recorded = [release for release in [*self._recorded, *due] if release[0] == step]
+        for z in multipliers:
+            if (step, z) in self._recorded:
+                self._recorded.remove((step, z))
+            else:
+                self.ledger.record_release(self.loader.sampler, step, z)
         self.steps_done = step + 1
+
+
+def _counts(entries: Sequence[tuple[dp_accounting.DpEvent, int]]) -> dict[str, int]:
+    """How many there are of each event."""
+    counts: dict[str, int] = {}
+    for event, count in entries:
+        counts[repr(event)] = counts.get(repr(event), 0) + count
+    return counts
+
+
+def _check_same_options(saved: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> None:
+    """Raises unless both rules have the same hyperparameters; learning rates may be changed on the way."""
+    if len(saved) != len(mine):
+        raise ValueError(
+            f"Expected the state of a rule with {len(mine)} groups of parameters, got {len(saved)}."
+        )
+    for theirs, ours in zip(saved, mine, strict=True):
+        if len(theirs["params"]) != len(ours["params"]):
+            raise ValueError(
+                "Expected the state of a rule whose groups have as many parameters as this one's."
+            )
+        for name in sorted({*theirs, *ours} - {"params", "lr", "initial_lr"}):
+            a, b = theirs.get(name), ours.get(name)
+            if (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+                raise ValueError(f"Expected the state of a rule with {name}={b!r}, got {a!r}.")
+
+
+def _check_same_tensors(name: str, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raises unless both have tensors of the same names, shapes and types."""
+    for key in [*mine, *saved]:
+        a, b = saved.get(key), mine.get(key)
+        if a is None or b is None:
+            raise ValueError(f"Expected the state of this {name}, but only one of them has {key}.")
+        if isinstance(a, Tensor) and (a.shape != b.shape or a.dtype != b.dtype):
+            raise ValueError(
+                f"Expected the state of this {name}, with {key} of shape {tuple(b.shape)} and {b.dtype}, got "
+                f"{tuple(a.shape)} and {a.dtype}."
+            )
 
 
 NOT_PRIVATE = "The run is NOT PRIVATE, its epsilon is infinite: "

@@ -1,6 +1,7 @@
 """`make_private`: the convenient front for sampling, engine, door, ledger and rule."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from torch.utils.data import Dataset
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters
 from adamas._streams import Seed
+from adamas.budget import Budget
+from adamas.checkpoint import Checkpoints, load
+from adamas.data_ledger import DataLedger
 from adamas.engines import ENGINES, Loss, trainable_parameters
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.errors import UnsupportedError
@@ -36,6 +40,7 @@ def make_private(
     steps: int | None = None,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
+    max_epsilon: float | None = None,
     clip_norm: float = 1.0,
     seed: int | None = None,
     engine: str = "auto",
@@ -50,6 +55,10 @@ def make_private(
     progress: bool | None = None,
     allow_large_delta: bool = False,
     raw: bool = False,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    data_ledger: str | Path | DataLedger | None = None,
 ) -> PrivateRun:
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
@@ -65,6 +74,8 @@ def make_private(
         epsilon: The budget, from which the noise multiplier is computed; or give `noise_multiplier`.
         noise_multiplier: Standard deviation of the noise relative to the sensitivity. 0 means no
             privacy, and an infinite epsilon.
+        max_epsilon: With `noise_multiplier`: the run ends before it would spend more, if need be after fewer
+            steps.
         clip_norm: Radius to which an example's gradient is clipped, in the rule's geometry.
         seed: A number makes the run reproducible, and whoever knows it can remove the noise: never
             use one number for two runs on the same data. None takes a secret one from the operating
@@ -84,6 +95,12 @@ def make_private(
         raw: For teaching: keep moments of the gradients before the noise, for `run.diagnostics(raw=True)`.
             The run is then not private. Noise is added all the same, as `epsilon` or `noise_multiplier`
             asks, but `run.epsilon()` is infinite, and every output says so.
+        checkpoint: A file in which the run saves itself; see `adamas.load`.
+        checkpoint_every: Steps from one checkpoint to the next, with `checkpoint`.
+        resume: Continue the run that `checkpoint` holds, if the file exists. Without it an existing file is
+            refused.
+        data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget. What
+            this run plans to release is reserved there before its first release; see `PrivateRun.close`.
 
     Returns:
         A run: iterate over it to train.
@@ -152,6 +169,11 @@ def make_private(
             "Expected a scheduler that needs no metric, got ReduceLROnPlateau: a training loss is not "
             "private. Step it yourself with the loss on public data."
         )
+    if max_epsilon is not None:
+        _validate.positive(max_epsilon=max_epsilon)
+        if noise_multiplier is None:
+            raise ValueError("Expected max_epsilon with noise_multiplier only: epsilon is a limit itself.")
+    _check_checkpoint(checkpoint, checkpoint_every, resume)
     if isinstance(ema, float):
         _validate.decay(ema=ema)
     elif ema is not None and not isinstance(ema, AveragedModel):
@@ -160,8 +182,15 @@ def make_private(
         shapes = [[p.shape for p in m.parameters()] for m in (ema.module, model)]
         if shapes[0] != shapes[1]:
             raise ValueError("Expected ema to be an AveragedModel of this model.")
+    if data_ledger is not None and not isinstance(data_ledger, DataLedger):
+        data_ledger = DataLedger(data_ledger)
     secret = Seed(seed)
     sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
+    if data_ledger is not None and data_ledger.relation != sampler.relation:
+        raise ValueError(
+            f"Expected sampling={sampling!r} under the relation of the data_ledger, "
+            f"{data_ledger.relation.name}, but its relation is {sampler.relation.name}."
+        )
     check_parameters(model, rule)
     check_modules(model)
 
@@ -196,9 +225,11 @@ def make_private(
             accountant=accountant,
             relation=sampler.relation,
         )
+    if max_epsilon is not None:
+        total = _affordable_steps(sampler, noise_multiplier, total, max_epsilon, delta, accountant)
     if isinstance(ema, float):
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema))  # type: ignore[no-untyped-call]
-    return PrivateRun(
+    run = PrivateRun(
         model=model,
         rule=rule,
         loss=loss,
@@ -208,14 +239,20 @@ def make_private(
         steps=total,
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
-        budget=epsilon,
+        budget=max_epsilon if epsilon is None else epsilon,
         delta=delta,
         accountant=accountant,
         scheduler=scheduler,
         ema_model=ema,
         progress=progress,
         raw=raw,
+        data_ledger=data_ledger,
     )
+    if checkpoint is not None:
+        run.checkpoints = Checkpoints(checkpoint, checkpoint_every)
+        if Path(checkpoint).exists():
+            load(checkpoint, run)
+    return run
 
 
 def _exactly_one(**values: object) -> None:
@@ -225,6 +262,40 @@ def _exactly_one(**values: object) -> None:
         raise ValueError(
             f"Expected exactly one of {first} and {second}, got {' and '.join(given) or 'neither'}."
         )
+
+
+def _check_checkpoint(checkpoint: str | Path | None, every: int | None, resume: bool) -> None:
+    if (checkpoint is None) != (every is None):
+        raise ValueError(
+            f"Expected both checkpoint and checkpoint_every or neither, got checkpoint={checkpoint!r} and "
+            f"checkpoint_every={every!r}."
+        )
+    if checkpoint is None or every is None:
+        if resume:
+            raise ValueError("Expected checkpoint with resume=True: the file to continue from.")
+        return
+    _validate.count(checkpoint_every=every)
+    if Path(checkpoint).exists() and not resume:
+        raise ValueError(
+            f"Expected checkpoint={str(checkpoint)!r} not to exist. Continue it with resume=True, or choose "
+            "another file."
+        )
+
+
+def _affordable_steps(
+    sampler: Sampler, noise_multiplier: float, steps: int, epsilon: float, delta: float, accountant: str
+) -> int:
+    """The largest number of steps, up to `steps`, whose epsilon is at most the budget."""
+    if noise_multiplier == 0:
+        raise ValueError("Expected noise_multiplier > 0 with max_epsilon: without noise epsilon is infinite.")
+    budget = Budget(epsilon, delta, accountant, sampler.relation)
+    units = budget.most(sampler.event({0: [noise_multiplier]}), sampler.unit(steps - 1) + 1)
+    if units == 0:
+        raise ValueError(
+            f"Expected max_epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="
+            f"{noise_multiplier!r} it does not. Raise one of them."
+        )
+    return sum(sampler.unit(step) < units for step in range(steps))
 
 
 def _sampler(sampling: str, n: int, batch_size: int, max_batch_size: int | None, seed: Seed) -> Sampler:

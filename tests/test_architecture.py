@@ -25,7 +25,7 @@ LAYERS = [
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading"],
     ["privatize", "calibrate", "budget"],
-    ["_checks"],
+    ["_checks", "data_ledger"],
     ["diagnostics"],
     ["run"],
     ["training"],
