@@ -19,9 +19,9 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS, supports
 from adamas.loading import Loader, dataset_length
-from adamas.noise import GaussianNoise
 from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
+from adamas.secure_noise import NOISES, SecureNoise
 
 
 def make_private(
@@ -38,6 +38,7 @@ def make_private(
     noise_multiplier: float | None = None,
     clip_norm: float = 1.0,
     seed: int | None = None,
+    noise: str = "reproducible",
     engine: str = "auto",
     micro_batch_size: int | None = None,
     sampling: str = "poisson",
@@ -69,6 +70,10 @@ def make_private(
         seed: A number makes the run reproducible, and whoever knows it can remove the noise: never
             use one number for two runs on the same data. None takes a secret one from the operating
             system.
+        noise: "reproducible", a function of the seed in floating point, which known attacks on the last bits
+            of a release apply to; or "secure", which they do not: the exact Gaussian mechanism on a grid,
+            with noise and sampling from a cryptographic stream, and no seed to give or to save. See
+            `adamas.secure_noise`.
         engine: A name in `adamas.engines.ENGINES`, or "auto" for the fastest that accepts the model.
         micro_batch_size: Most examples that are processed at a time; does not change the result.
         sampling: A name in `adamas.sampling.SAMPLERS`.
@@ -145,6 +150,7 @@ def make_private(
         raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
     _validate.one_of(["auto", *ENGINES], engine=engine)
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    _validate.one_of(NOISES, noise=noise)
     if scheduler is not None and scheduler.optimizer is not rule:
         raise ValueError("Expected scheduler to be built on the rule that the run uses.")
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -160,7 +166,7 @@ def make_private(
         shapes = [[p.shape for p in m.parameters()] for m in (ema.module, model)]
         if shapes[0] != shapes[1]:
             raise ValueError("Expected ema to be an AveragedModel of this model.")
-    secret = Seed(seed)
+    secret = Seed(seed, secure=noise == SecureNoise.name)
     sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
     check_parameters(model, rule)
     check_modules(model)
@@ -203,7 +209,7 @@ def make_private(
         rule=rule,
         loss=loss,
         loader=loader,
-        noise=GaussianNoise(secret),
+        noise=NOISES[noise](secret),
         engine=engine,
         steps=total,
         noise_multiplier=noise_multiplier,
