@@ -109,8 +109,8 @@ def privatize(
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
         mechanism with multiplier `noise_multiplier`; around a centre, and with secure noise, the ball is
-        smaller by what rounding may add. Non-finite examples add nothing; an empty batch gives noise around the centre; a parameter
-        that no example uses gets noise like the others.
+        smaller by what rounding may add. Non-finite examples add nothing; an empty batch gives noise around
+        the centre; a parameter that no example uses gets noise like the others.
     """
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)
@@ -154,8 +154,9 @@ def privatize(
             _release_securely(flat, geometry, {p: mean[p] for p in members}, std, share, noise)
         std *= math.sqrt(noise.variance_factor)
     else:
-        for flat, members in flats if std > 0 else ():
-            _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
+        if std > 0 and not isinstance(noise, SecureNoise):
+            for flat, members in flats:
+                _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
         for p, part in mean.items():
             _around_centre(geometry, p, part, share)
     variance: dict[Tensor, Value] = {}
