@@ -18,7 +18,7 @@ a multiple of `h`, whatever the data.
 **How it is exact.** A pair of real normal values is a function (Box and Muller 1958) of two real uniform
 ones, infinite strings of random bits of which the first 64 are drawn. If all reals that begin with these
 bits, with room for the errors of float64, round to the same integer, that integer is the result: others
-cannot be. Otherwise, for 1 in 300,000 values, more bits are drawn and computed in decimal arithmetic with
+cannot be. Otherwise, for 1 in 260,000 values, more bits are drawn and computed in decimal arithmetic with
 bounds on its errors, until one integer is left. This is the interval refining of Haney et al., on whole
 tensors.
 

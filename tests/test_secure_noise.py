@@ -95,7 +95,7 @@ def test_values_are_normal_with_their_variance_and_kurtosis_at_false_alarm_rate_
     assert variance_p_value(values) > ALPHA
     assert variance_p_value(1.005 * values) < ALPHA
     assert kurtosis_p_value(values) > ALPHA
-    assert kurtosis_p_value(np.clip(values, -3.5, 3.5)) < ALPHA
+    assert kurtosis_p_value(np.clip(values, -3, 3)) < ALPHA
 
 
 def test_the_tails_are_as_heavy_as_they_should_be_at_false_alarm_rate_3e_4():
@@ -567,10 +567,6 @@ def test_every_rule_trains(rule):
     assert all(p.isfinite().all() for p in after)
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert run.noise.draws >= 4
-    assert (
-        run.epsilon() == make_run(rule, noise="reproducible", seed=0).ledger.epsilon(1e-3)
-        or run.epsilon() > 0
-    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
