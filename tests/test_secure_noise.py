@@ -256,18 +256,36 @@ def test_decimal_arithmetic_alone_makes_the_same_release(monkeypatch, dtype):
     assert torch.equal(fixed(6).release_(x.clone(), std=1.3), fast)
 
 
-def test_a_release_is_the_rounded_sum_of_value_and_noise():
+def integers_of(noise, draw, x, step):
+    """What the first block of a draw must round to, by mpmath."""
+    n = len(x)
+    pairs = (n + 1) // 2
+    bits = np.frombuffer(noise.seed.stream("secure noise", draw, 0, count=16 * pairs), dtype="<i8").tolist()
+    values = [oracle(bits[i % pairs], bits[pairs + i % pairs], [], i >= pairs) for i in range(n)]
+    with mpmath.workprec(200):
+        sums = [mpmath.mpf(float(x[i]) / step) + _STEPS * values[i] for i in range(n)]
+        return [int(mpmath.nint(each)) for each in sums], [float(each - mpmath.floor(each)) for each in sums]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_release_is_the_rounded_sum_of_value_and_noise(dtype):
     """Against mpmath: h [(x + std xi) / h], for values between grid points and many steps away."""
-    x = torch.randn(201, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e3
-    noise = fixed(7)
-    bits = np.frombuffer(noise.seed.stream("secure noise", 0, 0, count=16 * 101), dtype="<i8").tolist()
+    x = torch.randn(201, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 1e3
+    noise, step = fixed(7), 0.37 / _STEPS
+    right, _ = integers_of(noise, 0, x, step)
     out = noise.release_(x.clone(), std=0.37)
-    step = 0.37 / _STEPS
-    for place in range(201):
-        value = oracle(bits[place % 101], bits[101 + place % 101], [], place >= 101)
-        with mpmath.workprec(200):
-            integer = int(mpmath.nint(mpmath.mpf(x[place].item() / step) + _STEPS * value))
-        assert out[place].item() == integer * step
+    assert torch.equal(out, torch.tensor([k * step for k in right], dtype=torch.float64).to(dtype))
+
+
+def test_sums_next_to_a_middle_are_rounded_as_real_numbers_are():
+    """1e-11 of a step from the middle of two integers, which float64 itself does not see."""
+    noise, step = fixed(16), 1 / _STEPS
+    _, rest = integers_of(noise, 0, torch.zeros(200), step)
+    aside = torch.tensor([1e-11, -1e-11], dtype=torch.float64).repeat(100)
+    x = (0.5 - torch.tensor(rest, dtype=torch.float64) + aside) * step
+    right, places = integers_of(noise, 0, x, step)
+    assert np.allclose(places, 0.5, atol=1e-10, rtol=0)
+    assert noise.release_(x.clone(), std=1.0).tolist() == [k * step for k in right]
 
 
 def test_inexact_functions_are_refused(monkeypatch):
@@ -386,6 +404,23 @@ def test_the_grid_does_not_move_with_the_data_around_a_centre(examples):
     assert (steps - steps.round()).abs().max() < 1e-6
     wrong = geometry.whiten(p, release.mean[p] + 1e-3 * center[p]).mul_(8.0 * _STEPS / 1.3).detach()
     assert (wrong - wrong.round()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_little_noise_shows_the_clipped_sum_around_its_centre(dtype):
+    generator = torch.Generator().manual_seed(0)
+    p = Parameter(torch.zeros(4, 5, dtype=dtype))
+    geometry = Geometry(
+        {p: torch.randn(4, 5, generator=generator, dtype=dtype)},
+        {p: torch.rand(4, 5, generator=generator, dtype=dtype) + 0.1},
+    )
+    gradients = {p: torch.randn(6, 4, 5, generator=generator, dtype=dtype)}
+    release = released(geometry, engines=[(Stacked(gradients), 0)], noise_multiplier=1e-4, batch=8.0)
+    sums = geometry.whiten(p, release.mean[p]).detach() * 8.0
+    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() < 7e-4
+    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() > 1e-5
+    empty = released(geometry, noise_multiplier=1e-4, batch=8.0)
+    assert geometry.whiten(p, empty.mean[p]).abs().max() < 1e-4
 
 
 # Sensitivity and variance --------------------------------------------------------------------------------
