@@ -31,7 +31,7 @@ What it does not cover is in docs/secure_noise.md.
 import math
 import threading
 from collections.abc import Callable
-from decimal import Decimal, getcontext, localcontext
+from decimal import Context, Decimal, getcontext, localcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -250,7 +250,7 @@ def decided(first: int, second: int, more: Callable[[int], Array], *, sine: bool
         low, width = _normal_interval(first, second, following, sine=sine)
         if width is None:
             continue
-        with localcontext() as context:
+        with localcontext(Context()) as context:  # not the user's
             context.prec = 100 + 20 * len(following)  # more than the width can see
             steps = Decimal(_STEPS)
             value = steps * low + Decimal(offset)
@@ -272,7 +272,7 @@ def _normal_interval(
     least = min(abs(first), abs(first + 1))  # of radii in [least, least + 1] / 2^digits
     if least == 0:
         return Decimal(0), None
-    with localcontext() as context:
+    with localcontext(Context()) as context:  # not the user's
         # A rounding is wrong by 10^-prec, 2^(digits/2) times as much after a root near 0: by less than 10^-10
         # of the last bit, of which one is added to the width for all of them.
         context.prec = 16 + digits // 2
@@ -344,8 +344,9 @@ def _check_functions() -> None:
             continue
         low, width = _normal_interval(int(bits[place % 64]), int(bits[64 + place % 64]), [], sine=place >= 64)
         assert width is not None
-        # Bits that were not drawn are half of the bound; the functions may take an eighth of it.
-        if abs(float(Decimal(value) - Decimal(_STEPS) * low)) > _MARGIN / 8 + _STEPS * float(width):
+        with localcontext(Context()):
+            error = abs(float(Decimal(value) - Decimal(_STEPS) * low))
+        if error > _MARGIN / 8 + _STEPS * float(width):  # the width is that of bits that were not drawn
             raise UnsupportedError(
                 f"torch {torch.__version__} computes logarithms, sines or cosines too inexactly on this "
                 "machine for noise='secure'. Use a version of torch that adamas supports (pyproject.toml)."

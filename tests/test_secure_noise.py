@@ -5,6 +5,7 @@ choice of the secret, and each test also shows wrong noise that it rejects.
 """
 
 import copy
+import decimal
 import json
 import math
 import pickle
@@ -286,6 +287,14 @@ def test_sums_next_to_a_middle_are_rounded_as_real_numbers_are():
     right, places = integers_of(noise, 0, x, step)
     assert np.allclose(places, 0.5, atol=1e-10, rtol=0)
     assert noise.release_(x.clone(), std=1.0).tolist() == [k * step for k in right]
+
+
+def test_the_users_decimal_context_does_not_matter():
+    right = decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), sine=True)
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        secure_noise._check_functions.__wrapped__()
+        assert decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), sine=True) == right
+    assert abs(right - float(_STEPS * oracle(1 << 60, 1 << 59, [], True))) <= 0.5
 
 
 def test_inexact_functions_are_refused(monkeypatch):
