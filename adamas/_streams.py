@@ -4,15 +4,27 @@ A seed is expanded by SHAKE-256 together with the purpose and the place of a dra
 no two draws share a state, a position is one number to save, and nothing depends on how many threads
 drew. `torch.Generator.manual_seed` would not do: on a CPU it keeps 32 bits of the seed, few enough to
 search through, and few enough for two of a run's blocks to meet by chance.
+
+`Seed.generator` and torch's Mersenne Twister only start from what SHAKE-256 gives: whoever sees enough of
+their values can compute the next ones. `Seed.stream` is cryptographic throughout, and a secure seed's
+sampling draws from it: AES-256 in counter mode where `cryptography` is installed, with a key of its own
+for each place (`pip install adamas[secure]`), SHAKE-256 itself where it is not.
 """
 
+import contextlib
 import hashlib
+import importlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 _SEED_BYTES = 32
+
+ciphers: Any = None  # missing: SHAKE-256 makes the streams, at a tenth of the speed
+with contextlib.suppress(ImportError):
+    ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
 
 
 class Seed:
@@ -21,14 +33,20 @@ class Seed:
     Args:
         value: A given number makes the run reproducible, and whoever knows it can remove the noise.
             None takes 256 bits from the operating system; they are shown and saved nowhere.
+        secure: Whether sampling draws from a cryptographic stream. A given value is then refused.
     """
 
-    def __init__(self, value: int | None = None) -> None:
+    def __init__(self, value: int | None = None, *, secure: bool = False) -> None:
+        if secure and value is not None:
+            raise ValueError(
+                f"Expected seed=None with noise='secure', got seed={value!r}: whoever knows a seed can "
+                "remove the noise. Leave seed= out, or use noise='reproducible'."
+            )
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"Expected seed={value!r} to be a whole number or None.")
         if value is not None and not 0 <= value < 1 << (8 * _SEED_BYTES):
             raise ValueError(f"Expected seed={value!r} in [0, 2**{8 * _SEED_BYTES}).")
-        self.given = value
+        self.given, self.secure = value, secure
         secret = secrets.randbits(8 * _SEED_BYTES) if value is None else value
         self._secret = secret.to_bytes(_SEED_BYTES, "big")
 
@@ -46,14 +64,66 @@ class Seed:
 
     def words(self, purpose: str, *place: int, count: int) -> np.ndarray:
         """`count` 32-bit words that belong to this purpose and place alone."""
-        name = purpose.encode()
-        message = b"".join(
-            [self._secret, len(name).to_bytes(4, "big"), name]
-            + [number.to_bytes(8, "big") for number in place]
+        return np.frombuffer(self._expanded(purpose, place, 4 * count), dtype="<u4")
+
+    def stream(self, purpose: str, *place: int, count: int) -> bytes:
+        """The first `count` bytes of the cryptographic stream of this purpose and place alone."""
+        if ciphers is None:
+            return self._expanded(purpose, place, count)
+        cipher = ciphers.Cipher(
+            ciphers.algorithms.AES(self._expanded(purpose, place, 32)), ciphers.modes.CTR(bytes(16))
         )
-        return np.frombuffer(hashlib.shake_256(message).digest(4 * count), dtype="<u4")
+        return cipher.encryptor().update(bytes(count))  # type: ignore[no-any-return]
+
+    def sampling_generator(self, purpose: str, *place: int) -> "np.random.Generator | SecureGenerator":
+        """The same as `generator`, unless the seed is secure: then it draws from the stream."""
+        if self.secure:
+            return SecureGenerator(lambda call, count: self.stream(purpose, *place, call, count=count))
+        return self.generator(purpose, *place)
 
     def generator(self, purpose: str, *place: int) -> np.random.Generator:
         """A NumPy generator that belongs to this purpose and place alone."""
         words = self.words(purpose, *place, count=8)
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words.tolist())))
+
+    def _expanded(self, purpose: str, place: tuple[int, ...], count: int) -> bytes:
+        name = purpose.encode()
+        message = b"".join(
+            [self._secret, len(name).to_bytes(4, "big"), name]
+            + [number.to_bytes(8, "big") for number in place]
+        )
+        return hashlib.shake_256(message).digest(count)
+
+
+class SecureGenerator:
+    """The three methods of a NumPy generator that sampling needs, on a cryptographic stream.
+
+    Args:
+        stream: `stream(call, count)` gives the first bytes of the stream of a call: 0, 1, ...
+    """
+
+    def __init__(self, stream: Callable[[int, int], bytes]) -> None:
+        self._stream = stream
+        self._calls = 0
+
+    def random(self, size: int) -> np.ndarray:
+        """Uniform values, rounded up to multiples of 2^-53: `random < q` has at most probability q."""
+        return ((self._words(size) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+
+    def permutation(self, n: int) -> np.ndarray:
+        """The numbers from 0 to n - 1 in an order of which each is as likely."""
+        keys = self._words(n)
+        while len(np.unique(keys)) < n:  # sorting would prefer an order
+            keys = self._words(n)
+        return np.argsort(keys)
+
+    def choice(self, values: np.ndarray, size: int, replace: bool) -> np.ndarray:
+        """A subset of this size, of which each is as likely."""
+        if replace:
+            raise ValueError("Expected replace=False.")
+        chosen: np.ndarray = values[self.permutation(len(values))[:size]]
+        return chosen
+
+    def _words(self, count: int) -> np.ndarray:
+        call, self._calls = self._calls, self._calls + 1
+        return np.frombuffer(self._stream(call, 8 * count), dtype="<u8")

@@ -24,6 +24,7 @@ from adamas.data import DATASETS, VALIDATION, Data, load, minilm_files
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run import SEED_WARNING, PrivateRun
+from adamas.secure_noise import NOISES, SecureNoise
 from adamas.training import make_private
 
 PUBLISHED_WEIGHTS = {"minilm": minilm_files}
@@ -64,6 +65,7 @@ class Settings:
     steps: int | None = None
     clip_norm: float = 1.0
     seed: int | None = None
+    noise: str = "reproducible"
     engine: str = "auto"
     micro_batch_size: int | None = None
     sampling: str = "poisson"
@@ -86,6 +88,8 @@ class Settings:
                 if option not in known:
                     raise ValueError(f"Expected {name} among {known}, got {option!r}.")
         _validate.one_of(SCHEDULES, schedule=self.schedule)
+        _validate.one_of(NOISES, noise=self.noise)
+        Seed(self.seed, secure=self.noise == SecureNoise.name)
 
 
 def train_and_save(
@@ -143,6 +147,7 @@ def train_and_save(
         "private": run.private,
         "delta": settings.delta,
         "noise_multiplier": run.noise_multiplier,
+        "noise": run.noise.name,
         "sampling_rate": run.loader.sampler.rate,
         "steps": run.steps_done,
         "test_accuracy": accuracy(run.model, data.test),
@@ -220,6 +225,7 @@ def private_run(
         noise_multiplier=settings.noise_multiplier,
         clip_norm=settings.clip_norm,
         seed=settings.seed,
+        noise=settings.noise,
         engine=settings.engine,
         micro_batch_size=settings.micro_batch_size,
         sampling=settings.sampling,

@@ -32,12 +32,21 @@ class GaussianNoise:
     tensor, not on the number of threads. The state to save is one counter (and the seed, if it was
     given). Drawing happens on the CPU; for a parameter on another device the values are copied there.
 
+    The values are floating-point numbers of a Mersenne Twister, added in floating-point arithmetic: right
+    for research, and open to the attacks that `adamas.secure_noise` withstands.
+
     Example:
         >>> from adamas.noise import GaussianNoise
         >>> a, b = GaussianNoise(seed=1), GaussianNoise(seed=1)
         >>> torch.equal(a.normal_(torch.empty(3)), b.normal_(torch.empty(3)))
         True
     """
+
+    name = "reproducible"
+    words = (
+        "The noise is reproducible: floating-point values of a Mersenne Twister, not secure against attacks "
+        "on their last bits."
+    )
 
     def __init__(self, seed: Seed | int | None = None) -> None:
         self.seed = seed if isinstance(seed, Seed) else Seed(seed)
@@ -70,17 +79,10 @@ class GaussianNoise:
         """One draw: the blocks of a tensor, dealt out to the threads."""
         draw, self.draws = self.draws, self.draws + 1
         flat = out.view(-1)
-        blocks = max(1, -(-flat.numel() // _BLOCK))
-        threads = min(torch.get_num_threads(), blocks)
-
-        def share(first: int) -> None:
-            for block in range(first, blocks, threads):
-                work(flat[block * _BLOCK : (block + 1) * _BLOCK], std, draw, block)
-
-        others = [_executor(threads - 1).submit(share, first) for first in range(1, threads)]
-        share(0)
-        for other in others:
-            other.result()
+        share_blocks(
+            -(-flat.numel() // _BLOCK),
+            lambda block: work(flat[block * _BLOCK : (block + 1) * _BLOCK], std, draw, block),
+        )
 
     def _fill(self, values: Tensor, std: float, draw: int, block: int) -> None:
         generator = _generator(self.seed.words("noise", draw, block, count=_STATE_WORDS))
@@ -97,6 +99,20 @@ class GaussianNoise:
         scratch = scratch[: len(values)]
         self._fill(scratch, std, draw, block)
         values.add_(scratch)
+
+
+def share_blocks(blocks: int, work: Callable[[int], None]) -> None:
+    """Deals the work on blocks 0, 1, ... out to torch's number of threads."""
+    threads = min(torch.get_num_threads(), max(1, blocks))
+
+    def share(first: int) -> None:
+        for block in range(first, blocks, threads):
+            work(block)
+
+    others = [_executor(threads - 1).submit(share, first) for first in range(1, threads)]
+    share(0)
+    for other in others:
+        other.result()
 
 
 def _redraw_tail(values: np.ndarray, std: float, generator: np.random.Generator) -> None:

@@ -21,6 +21,7 @@ from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
 from adamas.noise import GaussianNoise
 from adamas.rules.base import Rule
+from adamas.secure_noise import SecureNoise
 
 # Examples are summed around 0, and the centre is subtracted from the sum. In float32 that can add to the
 # sensitivity: at most 7e-8 for each example of a batch and each scale that the centre is long, in
@@ -36,7 +37,7 @@ class PrivateGradient:
     Attributes:
         mean: The private mean gradient of each parameter.
         noise_variance: The variance of the noise in it, `(s z / B)^2`, per parameter: one number, or one
-            per coordinate.
+            per coordinate; with secure noise, that of its rounding is included.
 
     Example:
         >>> from adamas import PrivateGradient, rules
@@ -84,7 +85,7 @@ def privatize(
     *,
     noise_multiplier: float,
     expected_batch_size: float,
-    noise: GaussianNoise,
+    noise: GaussianNoise | SecureNoise,
     record: Callable[[], None],
     absolute: bool = False,
     raw: Callable[[Mapping[Tensor, Tensor]], None] | None = None,
@@ -107,9 +108,9 @@ def privatize(
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
-        mechanism with multiplier `noise_multiplier`; around a centre the ball is smaller by what rounding
-        may add. Non-finite examples add nothing; an empty batch gives noise around the centre; a parameter
-        that no example uses gets noise like the others.
+        mechanism with multiplier `noise_multiplier`; around a centre, and with secure noise, the ball is
+        smaller by what rounding may add. Non-finite examples add nothing; an empty batch gives noise around
+        the centre; a parameter that no example uses gets noise like the others.
     """
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)
@@ -121,7 +122,8 @@ def privatize(
         )
     if absolute and geometry.center:
         raise ValueError("Expected absolute=False for a geometry with a centre.")
-    radius = 1 - _rounding_slack(geometry, expected_batch_size)
+    secure = isinstance(noise, SecureNoise)
+    radius = 1 - _rounding_slack(geometry, expected_batch_size, secure)
     flats: list[tuple[Tensor, list[Tensor]]] = []
     mean: dict[Tensor, Tensor] = {}
     total_weight = 0.0
@@ -147,16 +149,22 @@ def privatize(
         raw({p: _around_centre(geometry, p, g.clone(), share) for p, g in mean.items()})
 
     std = noise_multiplier / expected_batch_size
-    if std > 0:
+    if std > 0 and isinstance(noise, SecureNoise):
         for flat, members in flats:
-            _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
+            _release_securely(flat, geometry, {p: mean[p] for p in members}, std, share, noise)
+        std *= math.sqrt(noise.variance_factor)
+    else:
+        if std > 0 and not isinstance(noise, SecureNoise):
+            for flat, members in flats:
+                _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
+        for p, part in mean.items():
+            _around_centre(geometry, p, part, share)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
         if isinstance(s, Tensor):
             variance[p] = (s * std).square_()
         else:
             variance[p] = (s * std) ** 2 if std > 0 else 0.0  # an infinite scale has no noise
-        _around_centre(geometry, p, mean[p], share)
     return PrivateGradient(mean, variance)
 
 
@@ -166,8 +174,8 @@ def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) ->
     return mean if c is None else mean.add_(c, alpha=1 - share)
 
 
-def _rounding_slack(geometry: Geometry, batch_size: float) -> float:
-    """What rounding in float32 sums around a centre may add to the sensitivity."""
+def _rounding_slack(geometry: Geometry, batch_size: float, secure: bool) -> float:
+    """What rounding in float32 sums may add to the sensitivity: around a centre, or with secure noise."""
     length = math.sqrt(
         math.fsum(
             geometry.center_square(p)
@@ -175,6 +183,8 @@ def _rounding_slack(geometry: Geometry, batch_size: float) -> float:
             if accumulation_dtype(p.dtype) != torch.float64
         )
     )
+    if secure and any(accumulation_dtype(p.dtype) != torch.float64 for p in geometry.scale):
+        length += 1  # the examples themselves, around 0
     slack = _ROUNDING * batch_size * length
     if not slack <= _LARGEST_SLACK:
         raise ValueError(
@@ -215,3 +225,20 @@ def _add_noise(
             part.addcmul_(values.view(part.shape), s.to(part.dtype), value=std)
         else:
             part.add_(values.view(part.shape), alpha=s * std)
+
+
+def _release_securely(
+    flat: Tensor,
+    geometry: Geometry,
+    parts: Mapping[Tensor, Tensor],
+    std: float,
+    share: float,
+    noise: SecureNoise,
+) -> None:
+    """Centre, noise and grid at once: a centre that is added later, times a private share, moves the grid."""
+    scales = [geometry.scale[p] for p in parts]
+    if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
+        noise.release_(flat, std, scales[0])
+        return
+    for p, part in parts.items():
+        noise.release_(part, std, geometry.scale[p], geometry.center_of(p), share)

@@ -34,6 +34,7 @@ from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient, privatize
 from adamas.rules.base import Rule
 from adamas.sampling import Shuffled, TruncatedPoisson
+from adamas.secure_noise import SecureNoise
 
 _STATE_VERSION = 3
 
@@ -89,7 +90,7 @@ class PrivateRun:
         rule: torch.optim.Optimizer,
         loss: Loss,
         loader: Loader,
-        noise: GaussianNoise,
+        noise: GaussianNoise | SecureNoise,
         engine: str,
         steps: int,
         noise_multiplier: float,
@@ -387,7 +388,7 @@ class PrivateRun:
             f"differentially private under {_RELATIONS[self.ledger.relation]}, with "
             f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} records on "
             "average, noise multiplier "
-            f"{self.noise_multiplier:g} and accountant {self.accountant}."
+            f"{self.noise_multiplier:g} and accountant {self.accountant}. {self.noise.words}"
         )
         if self.noise.seed.given is not None:
             words += " " + SEED_WARNING
@@ -427,7 +428,7 @@ class PrivateRun:
             )
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"Expected a state of version {_STATE_VERSION}, got {state['version']!r}.")
-        saved = {"raw": False} | state["settings"]
+        saved = {"raw": False, "noise": GaussianNoise.name} | state["settings"]
         for name, mine in self._settings().items():
             if saved.get(name) != mine:
                 raise ValueError(
@@ -476,6 +477,7 @@ class PrivateRun:
             "delta": self.delta,
             "rule": type(self.rule).__name__,
             "seed": self.noise.seed.given,
+            "noise": self.noise.name,
             "raw": self.raw,
             **self._made_with,
         }

@@ -89,7 +89,7 @@ class Poisson(Sampler):
 
     def indices(self, step: int) -> Draw:
         """See `Sampler.indices`; the batch may be empty."""
-        coins = self.seed.generator(_PURPOSE, step).random(self.dataset_size)
+        coins = self.seed.sampling_generator(_PURPOSE, step).random(self.dataset_size)
         return Draw(np.flatnonzero(coins < self.rate))
 
     def event(self, releases: Mapping[int, Sequence[float]]) -> dp_accounting.DpEvent:
@@ -131,7 +131,7 @@ class TruncatedPoisson(Sampler):
 
     def indices(self, step: int) -> Draw:
         """See `Sampler.indices`; always `max_batch_size` of them."""
-        generator = self.seed.generator(_PURPOSE, step)
+        generator = self.seed.sampling_generator(_PURPOSE, step)
         chosen = np.flatnonzero(generator.random(self.dataset_size) < self.rate)
         if len(chosen) > self.max_batch_size:
             chosen = np.sort(generator.choice(chosen, self.max_batch_size, replace=False))
@@ -166,7 +166,7 @@ class Shuffled(Sampler):
     def indices(self, step: int) -> Draw:
         """See `Sampler.indices`."""
         epoch, place = divmod(step, self.steps_per_epoch())
-        order = self.seed.generator(_PURPOSE, epoch).permutation(self.dataset_size)
+        order = self.seed.sampling_generator(_PURPOSE, epoch).permutation(self.dataset_size)
         return Draw(order[place * self.batch_size : (place + 1) * self.batch_size])
 
     def unit(self, step: int) -> int:

@@ -23,9 +23,9 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS, supports
 from adamas.loading import Loader, dataset_length
-from adamas.noise import GaussianNoise
 from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
+from adamas.secure_noise import NOISES, SecureNoise
 
 
 def make_private(
@@ -43,6 +43,7 @@ def make_private(
     max_epsilon: float | None = None,
     clip_norm: float = 1.0,
     seed: int | None = None,
+    noise: str = "reproducible",
     engine: str = "auto",
     micro_batch_size: int | None = None,
     sampling: str = "poisson",
@@ -80,6 +81,10 @@ def make_private(
         seed: A number makes the run reproducible, and whoever knows it can remove the noise: never
             use one number for two runs on the same data. None takes a secret one from the operating
             system.
+        noise: "reproducible", a function of the seed in floating point, which known attacks on the last bits
+            of a release apply to; or "secure", which they do not: the exact Gaussian mechanism on a grid,
+            with noise and sampling from a cryptographic stream, and no seed to give or to save. See
+            `adamas.secure_noise`.
         engine: A name in `adamas.engines.ENGINES`, or "auto" for the fastest that accepts the model.
         micro_batch_size: Most examples that are processed at a time; does not change the result.
         sampling: A name in `adamas.sampling.SAMPLERS`.
@@ -162,6 +167,7 @@ def make_private(
         raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
     _validate.one_of(["auto", *ENGINES], engine=engine)
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    _validate.one_of(NOISES, noise=noise)
     if scheduler is not None and scheduler.optimizer is not rule:
         raise ValueError("Expected scheduler to be built on the rule that the run uses.")
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -184,7 +190,7 @@ def make_private(
             raise ValueError("Expected ema to be an AveragedModel of this model.")
     if data_ledger is not None and not isinstance(data_ledger, DataLedger):
         data_ledger = DataLedger(data_ledger)
-    secret = Seed(seed)
+    secret = Seed(seed, secure=noise == SecureNoise.name)
     sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
     if data_ledger is not None and data_ledger.relation != sampler.relation:
         raise ValueError(
@@ -234,7 +240,7 @@ def make_private(
         rule=rule,
         loss=loss,
         loader=loader,
-        noise=GaussianNoise(secret),
+        noise=NOISES[noise](secret),
         engine=engine,
         steps=total,
         noise_multiplier=noise_multiplier,

@@ -23,7 +23,7 @@ LAYERS = [
     ["geometry"],
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
-    ["clip", "ledger", "loading"],
+    ["clip", "ledger", "loading", "secure_noise"],
     ["privatize", "calibrate", "budget"],
     ["_checks", "data_ledger"],
     ["diagnostics"],
@@ -124,6 +124,7 @@ def test_rules_and_engines_and_the_door_do_not_know_one_another(unit, other):
 
 MAY_DRAW = {
     "noise": "the noise of a release",
+    "secure_noise": "the same, for secure runs",
     "sampling": "which examples take part",
     "_streams": "where the two get their seeds",
     "models": "initial weights",

@@ -48,6 +48,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate; the rule's default if not given.")] = None,
     clip_norm: ClipNorm = 1.0,
     seed: Seed = None,
+    noise: Annotated[
+        str, typer.Option(help="reproducible, or secure: safe from floating-point attacks, without a seed.")
+    ] = "reproducible",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
@@ -95,6 +98,7 @@ def train(
         batch_size=batch_size,
         clip_norm=clip_norm,
         seed=seed,
+        noise=noise,
         schedule=schedule,
         ema=ema,
         engine=engine,
@@ -121,7 +125,9 @@ def train(
     # The words stand below one another.
     name = "held out      " if data.endswith(VALIDATION) else "test accuracy "
     console.print(f"{name}  {result['test_accuracy']:.2%}")
-    console.print(f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}")
+    console.print(
+        f"noise           {result['noise_multiplier']:g}  x clip norm {clip_norm:g}, {result['noise']}"
+    )
     console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
     files = ["result.json", "model.safetensors", "ledger.json"] + ["diagnostics.jsonl"] * diagnose
     console.print(f"files           {out}/{', '.join(files)}", soft_wrap=True)

@@ -1,0 +1,353 @@
+r"""Secure noise: the exact Gaussian mechanism, rounded to a public grid, on a cryptographic stream.
+
+Noise in floating point gives a release away. The values that :math:`v + z\xi` can take depend on
+:math:`v`: samplers reach some floating-point numbers and not others (Mironov 2012 for Laplace noise; Jin,
+McMurtry, Rubinstein and Ohrimenko 2022 for Gaussian noise), and even after a perfect draw the addition
+leaves last bits that only some :math:`v` can leave (Haney, Desfontaines, Hartman, Shrestha and Hay 2022).
+Adding up several draws (Holohan and Braghin 2021) makes the first attack harder and does not meet the
+second. Here, with :math:`x` the whitened sum, :math:`z` the noise multiplier and
+:math:`\xi \sim N(0, I)` with *real* values,
+
+.. math:: \text{release} = h \cdot \lfloor (x + z\,\xi)/h \rceil, \qquad h = 2^{-20} z.
+
+**Why it is private.** The bracket holds the ideal Gaussian mechanism, and rounding to a grid that is public
+is post-processing. So multiplier, sensitivity and every accountant's epsilon hold as they stand: nothing is
+added to delta, and `x` is not rounded by itself, which would have added to the sensitivity. Every release is
+a multiple of `h`, whatever the data.
+
+**How it is exact.** A pair of real normal values is a function (Box and Muller 1958) of two real uniform
+ones, infinite strings of random bits of which the first 64 are drawn. If all reals that begin with these
+bits, with room for the errors of float64, round to the same integer, that integer is the result: others
+cannot be. Otherwise, for 1 in 260,000 values, more bits are drawn and computed in decimal arithmetic with
+bounds on its errors, until one integer is left. This is the interval refining of Haney et al., on whole
+tensors.
+
+**What it rests on.** On float64's logarithm, sine and cosine being right to 2^-44 (they are to about 2^-52;
+compared with decimal arithmetic when the first noise is made), and on the stream (see `adamas._streams`)
+not being told from random bits: the guarantee is against adversaries who cannot break AES-256 or SHAKE-256.
+What it does not cover is in docs/secure_noise.md.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from decimal import Context, Decimal, getcontext, localcontext
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adamas._streams import Seed
+from adamas.errors import UnsupportedError
+from adamas.geometry import Value
+from adamas.noise import GaussianNoise, share_blocks
+
+Array: TypeAlias = np.ndarray
+
+# Grid steps in a standard deviation. Rounding then adds 2^-40/12 to a variance of 1.
+_STEPS = 2.0**20
+# Values that one stream serves. The work on a block stays in a core's cache, and torch does not split it.
+_BLOCK = 1 << 15
+_WHOLE = 63  # x = i / 2^63 for a signed 64-bit i: uniform in [-1, 1)
+# What float64 may be wrong by, in grid steps. `_from_bits` has its bound; the functions may be 256 times as
+# wrong as they are said to be.
+_MARGIN = 2.0**-20
+# Radii of uniform values outside are computed exactly: below, the unseen bits matter, above, those that
+# float64 cannot hold beside a 1.
+_LEAST, _MOST = 2.0**-20, 1 - 2.0**-20
+
+
+class SecureNoise:
+    """Adds normal values exactly, on a grid, from a secret of the operating system.
+
+    There is no seed to give and none to save: `state_dict` holds a counter, and a resumed run has a new
+    secret. Work is done on the CPU by all threads; a tensor on another device is copied there and back.
+
+    Guarantee:
+        `release_` computes a function of the ideal Gaussian mechanism's output and of public values.
+
+    Example:
+        >>> from adamas.secure_noise import SecureNoise
+        >>> released = SecureNoise().release_(torch.tensor([0.1, 5.0]), std=0.5)
+        >>> grid_steps = released.double() / (0.5 * 2**-20)
+        >>> torch.equal(grid_steps, grid_steps.round())
+        True
+    """
+
+    name = "secure"
+    words = (
+        "The noise is secure: the exact Gaussian mechanism, rounded to a grid of 2^-20 standard deviations "
+        "by interval refining, on a cryptographic stream."
+    )
+    variance_factor = 1 + _STEPS**-2 / 12
+    """The variance of what is added, rounding included, to that of the normal values."""
+
+    def __init__(self, seed: Seed | None = None) -> None:
+        self.seed = Seed(secure=True) if seed is None else seed
+        if not self.seed.secure:
+            raise ValueError("Expected a secure seed for secure noise: leave seed= out.")
+        self.draws = 0
+        _check_functions()
+
+    def release_(
+        self,
+        sums: Tensor,
+        std: float,
+        scale: Value = 1.0,
+        center: Value | None = None,
+        share: float = 0.0,
+    ) -> Tensor:
+        r"""Replaces a sum by its release, in place.
+
+        .. math:: g \leftarrow c + h \lfloor (g - a c + s\,\sigma\,\xi)/h \rceil, \qquad h = 2^{-20} s \sigma
+
+        Args:
+            sums: The sum :math:`g`, contiguous; private until now.
+            std: The standard deviation :math:`\sigma`, above 0.
+            scale: The scale :math:`s`, public.
+            center: The centre :math:`c`, public; None for 0.
+            share: The factor :math:`a`, private.
+        """
+        if sums.device.type != "cpu":
+            scale = scale.cpu() if isinstance(scale, Tensor) else scale
+            center = center.cpu() if isinstance(center, Tensor) else center
+            return sums.copy_(self.release_(sums.cpu(), std, scale, center, share))
+        draw, self.draws = self.draws, self.draws + 1
+        flat: Array = sums.detach().view(-1).numpy()
+        scales = _flat(scale, sums)
+        centers = None if center is None else _flat(center, sums)
+
+        def work(block: int) -> None:
+            place = slice(block * _BLOCK, (block + 1) * _BLOCK)
+            around = None if centers is None else _part(centers, place)
+            self._release(flat[place], _part(scales, place) * (std / _STEPS), around, share, draw, block)
+
+        share_blocks(-(-len(flat) // _BLOCK), work)
+        return sums
+
+    def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+        """Fills a contiguous tensor with normal values on the grid."""
+        return self.release_(out.zero_(), std)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many draws there were; it names no seed."""
+        return {"draws": self.draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues to count; the secret is a new one."""
+        self.draws = int(state["draws"])
+
+    def _release(
+        self,
+        values: Array,
+        step: Array | float,
+        center: Array | float | None,
+        share: float,
+        draw: int,
+        block: int,
+    ) -> None:
+        """One block: `step` is the grid's."""
+        n = len(values)
+        pairs = (n + 1) // 2
+        bits = np.frombuffer(self.seed.stream("secure noise", draw, block, count=16 * pairs), dtype="<i8")
+        noise, unsure = _from_bits(bits)
+        noise = noise[:n]
+        exact, whole, rounded = _thread.scratch[2:, :n]
+        np.copyto(exact, values)  # float64 from here on
+        if center is not None:
+            exact -= center * share
+        exact /= step
+        np.rint(exact, out=whole)
+        offset = np.subtract(exact, whole, out=exact)  # without an error: it is a multiple of the last place
+        noise += offset
+        np.rint(noise, out=rounded)
+        noise -= rounded
+        if unsure.size or not (noise.min() >= _MARGIN - 0.5 and noise.max() <= 0.5 - _MARGIN):  # or NaN
+            near = np.flatnonzero(~(np.abs(noise) <= 0.5 - _MARGIN))
+            for place in {*near.tolist(), *unsure.tolist(), *(unsure + pairs).tolist()}:
+                if place < n:
+                    rounded[place] = self._decided(bits, place, float(offset[place]), draw, block)
+        whole += rounded
+        whole += 0.0  # the sign of -0 would tell on which side of it the sum was
+        whole *= step
+        if center is not None:
+            whole += center
+        values[:] = whole
+
+    def _decided(self, bits: Array, place: int, offset: float, draw: int, block: int) -> int:
+        """The integer next to a noise and an offset, from as many more bits as that takes."""
+        pairs = len(bits) // 2
+        pair = place % pairs
+
+        def more(words: int) -> Array:
+            stream = self.seed.stream("secure noise, more", draw, block, pair, count=16 * words)
+            return np.frombuffer(stream, dtype=">u8")
+
+        return decided(int(bits[pair]), int(bits[pairs + pair]), more, sine=place >= pairs, offset=offset)
+
+
+def _flat(value: Value, like: Tensor) -> Array | float:
+    """A number, or a number for each place of a flat tensor."""
+    if isinstance(value, Tensor) and value.dim():
+        flat: Array = value.detach().expand(like.shape).reshape(-1).numpy()
+        return flat
+    return float(value)
+
+
+def _part(value: Array | float, place: slice) -> Array | float:
+    return value[place].astype(np.float64) if isinstance(value, np.ndarray) else value
+
+
+def _from_bits(bits: Array) -> tuple[Array, Array]:
+    r"""Normal values in grid steps: cosines of all pairs, then sines; and the pairs that float64 cannot do.
+
+    .. math:: \sqrt{-2 \ln a}\,(\cos \pi t, \sin \pi t), \qquad a = |b_1| / 2^{63}, \; t = b_2 / 2^{63}
+
+    Guarantee:
+        For pairs that are not listed, and whatever bits follow, errors are below `_MARGIN` grid steps, 2^-40
+        of a deviation. Radii are wrong by at most 2^-44: bits that were not drawn are 2^-43 of `a` at most,
+        and its rounding to float64 near 1, by 2^-54, is divided by a radius of 2^-9.5 or more. Angles are
+        wrong by 2^-50, times a radius of at most 5.3. Functions that are right to 2^-44 add 2^-41.
+    """
+    pairs = len(bits) // 2
+    uniform, noise = _thread.scratch[:2, : 2 * pairs]
+    np.copyto(uniform, bits)
+    uniform *= 2.0**-_WHOLE
+    radius, angle = uniform[:pairs], uniform[pairs:]
+    np.abs(radius, out=radius)
+    unsure = np.empty(0, dtype=np.int64)
+    if pairs and (radius.min() < _LEAST or radius.max() > _MOST):
+        unsure = np.flatnonzero((radius < _LEAST) | (radius > _MOST))
+        radius[unsure] = 0.5
+    angle *= math.pi
+    # torch's functions are several times as fast as NumPy's.
+    torch.cos(torch.from_numpy(angle), out=torch.from_numpy(noise[:pairs]))
+    torch.sin(torch.from_numpy(angle), out=torch.from_numpy(noise[pairs:]))
+    torch.from_numpy(radius).log_()
+    radius *= -2 * _STEPS**2
+    np.sqrt(radius, out=radius)
+    noise[:pairs] *= radius
+    noise[pairs:] *= radius
+    return noise, unsure
+
+
+def decided(first: int, second: int, more: Callable[[int], Array], *, sine: bool, offset: float = 0.0) -> int:
+    """The integer next to `_STEPS * x + offset`, for the normal value `x` of two infinite strings of bits.
+
+    Args:
+        first: The first 64 bits of the radius, as a signed number.
+        second: The first 64 bits of the angle.
+        more: `more(words)` gives the next words of 64 bits, those of the radius and of the angle by turns.
+        sine: Whether `x` is the sine of its pair.
+        offset: A number that is added before rounding.
+    """
+    words = 0  # beyond the first of each
+    while True:
+        following = [int(word) for word in more(2 * words)] if words else []
+        words = 2 * words or 1
+        low, width = _normal_interval(first, second, following, sine=sine)
+        if width is None:
+            continue
+        with localcontext(Context()) as context:  # not the user's
+            context.prec = 100 + 20 * len(following)  # more than the width can see
+            steps = Decimal(_STEPS)
+            value = steps * low + Decimal(offset)
+            integer = value.to_integral_value()
+            if abs(value - integer) + steps * width < Decimal("0.5"):
+                return int(integer)
+
+
+def _normal_interval(
+    first: int, second: int, following: list[int], *, sine: bool
+) -> tuple[Decimal, Decimal | None]:
+    """A number, and how far from it the normal value of all strings that begin with these bits may be.
+
+    The distance is None where there is no bound: all bits of the radius are 0.
+    """
+    for radius_word, angle_word in zip(following[::2], following[1::2], strict=True):
+        first, second = (first << 64) + radius_word, (second << 64) + angle_word
+    digits = _WHOLE + 32 * len(following)
+    least = min(abs(first), abs(first + 1))  # of radii in [least, least + 1] / 2^digits
+    if least == 0:
+        return Decimal(0), None
+    with localcontext(Context()) as context:  # not the user's
+        # A rounding is wrong by 10^-prec, 2^(digits/2) times as much after a root near 0: by less than 10^-10
+        # of the last bit, of which one is added to the width for all of them.
+        context.prec = 16 + digits // 2
+        unit = Decimal(2) ** -digits
+        square = -2 * ((least + 1) * unit).ln()
+        radii = [square.sqrt(), (square + Decimal(2) / least).sqrt()]  # ln(1 + 1/k) <= 1/k
+        pi = _pi(context.prec)
+        direction = _cosine(pi * (second * unit - (Decimal("0.5") if sine else 0)))
+        # Of r cos(t): r is in an interval, t in one of length pi 2^-digits, and cos changes by no more.
+        width = (radii[1] - radii[0]) + radii[1] * 4 * unit + unit
+        return radii[0] * direction, width
+
+
+def _cosine(x: Decimal) -> Decimal:
+    """Taylor's series; its terms fall from the fifth on, as |x| < 5."""
+    total, term = Decimal(1), Decimal(1)
+    square, k = x * x, 0
+    least = Decimal(10) ** -(getcontext().prec + 2)
+    while k < 8 or abs(term) > least:
+        k += 2
+        term *= -square / (k * (k - 1))
+        total += term
+    return total
+
+
+@cache
+def _pi(digits: int) -> Decimal:
+    """Machin's formula, in integers with ten digits to spare."""
+    one: int = 10 ** (digits + 10)
+    return Decimal(4 * (4 * _arctangent(5, one) - _arctangent(239, one))) / one
+
+
+def _arctangent(inverse: int, one: int) -> int:
+    total, power, k = 0, one // inverse, 1
+    while power:
+        total += power // k if k % 4 == 1 else -(power // k)
+        power //= inverse**2
+        k += 2
+    return total
+
+
+NOISES: dict[str, type[GaussianNoise] | type[SecureNoise]] = {
+    each.name: each for each in (GaussianNoise, SecureNoise)
+}
+"""Kinds of noise by name."""
+
+
+class _PerThread(threading.local):
+    """For each thread the numbers of a block."""
+
+    def __init__(self) -> None:
+        self.scratch = np.empty((5, _BLOCK))
+
+
+_thread = _PerThread()
+
+
+@cache
+def _check_functions() -> None:
+    """Compares float64's logarithm, sine and cosine with decimal arithmetic, from end to end of their use."""
+    rng = np.random.Generator(np.random.PCG64DXSM(0))
+    bits = rng.integers(-(1 << 63), 1 << 63, size=128, dtype=np.int64)
+    edges = [int(_LEAST * 2**_WHOLE) + 1, int(_MOST * 2**_WHOLE) - 1024, 1 << 62]
+    bits[: len(edges)] = edges
+    bits[64 : 64 + 4] = [0, 1 << 62, -(1 << 63), 1 << 61]
+    noise, unsure = _from_bits(bits)
+    for place, value in enumerate(noise.tolist()):
+        if place % 64 in unsure:
+            continue
+        low, width = _normal_interval(int(bits[place % 64]), int(bits[64 + place % 64]), [], sine=place >= 64)
+        assert width is not None
+        with localcontext(Context()):
+            error = abs(float(Decimal(value) - Decimal(_STEPS) * low))
+        if error > _MARGIN / 8 + _STEPS * float(width):  # the width is that of bits that were not drawn
+            raise UnsupportedError(
+                f"torch {torch.__version__} computes logarithms, sines or cosines too inexactly on this "
+                "machine for noise='secure'. Use a version of torch that adamas supports (pyproject.toml)."
+            )
