@@ -171,6 +171,10 @@ class DataLedger:
         """What all runs together have spent or reserved."""
         return self._composed(self.spendings())
 
+    def epsilon_of(self, spending: Spending) -> float:
+        """What one run alone has spent or reserved."""
+        return self._composed([spending])
+
     def noise_multiplier(self, *, sampling_rate: float, steps: int) -> float:
         """The least noise with which a run of so many Poisson-sampled steps keeps the rest of the budget.
 

@@ -17,9 +17,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
+from adamas._files import replace_text
 from adamas._streams import Seed
 from adamas._version import __version__
 from adamas.activations import on_activations
+from adamas.checkpoint import Checkpoints
+from adamas.checkpoint import load as load_checkpoint
 from adamas.data import DATASETS, VALIDATION, Data, load, minilm_files
 from adamas.models import MODELS
 from adamas.rules import RULES
@@ -32,6 +35,9 @@ PUBLISHED_WEIGHTS = {"minilm": minilm_files}
 
 DIAGNOSTICS = "diagnostics.jsonl"
 """The file of diagnostics in a folder."""
+
+CHECKPOINT, SETTINGS = "checkpoint.safetensors", "settings.json"
+"""The checkpoint of a run in a folder, and what it was begun with."""
 
 SCHEDULES: dict[str, Callable[[float], float] | None] = {
     "constant": None,
@@ -61,6 +67,7 @@ class Settings:
     ema: float | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
+    max_epsilon: float | None = None
     epochs: int | None = None
     steps: int | None = None
     clip_norm: float = 1.0
@@ -99,11 +106,15 @@ def train_and_save(
     progress: bool | None = None,
     diagnose: bool = False,
     diagnose_every: int | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    data_ledger: Path | None = None,
 ) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
 
-    Files: `result.json`, `model.safetensors`, `ledger.json`, and with `diagnose` `diagnostics.jsonl`. Only
-    test data is evaluated.
+    Files: `result.json`, `model.safetensors`, `ledger.json`, with `diagnose` `diagnostics.jsonl`, and with
+    `checkpoint_every`, until the end, `checkpoint.safetensors` and `settings.json`. Only test data is
+    evaluated.
 
     Args:
         settings: What to train.
@@ -112,15 +123,15 @@ def train_and_save(
         diagnose: Write `run.diagnostics()` to a line of `diagnostics.jsonl` now and then, and after the last
             step with histograms; for settings with `raw`, with the comparison that is not private.
         diagnose_every: Steps between lines; None makes 50 lines at most.
+        checkpoint_every: Steps between checkpoints; None for none.
+        resume: Continue the run that `out` has a checkpoint of, if it has one.
+        data_ledger: See `make_private`.
 
     Raises:
-        ValueError: If `out` holds a result or diagnostics already; nothing is overwritten.
+        ValueError: If `out` holds a result already, or an unfinished run that is not to be continued or had
+            other settings; nothing is overwritten.
     """
-    for name in ("result.json", DIAGNOSTICS):
-        if (out / name).exists():
-            raise ValueError(
-                f"Expected --out without an earlier result, but {out} has {name}. Choose another folder."
-            )
+    _check_folder(settings, out, checkpoint_every, resume)
     if settings.raw and not diagnose:
         raise ValueError(
             "Expected --diagnose with --raw, which adds to what --diagnose writes and does nothing else."
@@ -128,8 +139,20 @@ def train_and_save(
     if diagnose_every is not None:
         _validate.count(diagnose_every=diagnose_every)
     whole, model, data = task(settings)
-    run = private_run(settings, model, data, progress=progress)
+    run = private_run(
+        settings,
+        model,
+        data,
+        progress=progress,
+        data_ledger=data_ledger,
+    )
     out.mkdir(parents=True, exist_ok=True)
+    if checkpoint_every is not None:
+        _validate.count(checkpoint_every=checkpoint_every)
+        run.checkpoints = Checkpoints(out / CHECKPOINT, checkpoint_every)
+        if (out / CHECKPOINT).exists():
+            load_checkpoint(out / CHECKPOINT, run)
+        replace_text(out / SETTINGS, json.dumps(asdict(settings), indent=2) + "\n")
     start = time.perf_counter()
     if diagnose:
         _train_and_diagnose(
@@ -163,12 +186,39 @@ def train_and_save(
     save_file(weights, out / "model.safetensors")
     _write_json(out / "ledger.json", run.ledger.state_dict())
     _write_json(out / "result.json", result)
+    for name in (CHECKPOINT, SETTINGS):
+        (out / name).unlink(missing_ok=True)
     return result
+
+
+def _check_folder(settings: Settings, out: Path, checkpoint_every: int | None, resume: bool) -> None:
+    """Refuses a folder that holds something which this run would overwrite or continue wrongly."""
+    if resume and checkpoint_every is None:
+        raise ValueError("Expected --checkpoint-every with --resume.")
+    begun = (out / CHECKPOINT).exists()
+    for name in ("result.json", CHECKPOINT, DIAGNOSTICS):
+        if (out / name).exists() and not (resume and begun and name != "result.json"):
+            raise ValueError(
+                f"Expected --out without an earlier result, but {out} has {name}. Choose another folder"
+                + (", or continue it with --resume." if name == CHECKPOINT else ".")
+            )
+    if begun:
+        before = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        for name, value in json.loads(json.dumps(asdict(settings))).items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"Expected --resume with the settings of the run in {out}: {name} was "
+                    f"{before.get(name)!r}, and is {value!r} now."
+                )
 
 
 def _train_and_diagnose(run: PrivateRun, path: Path, every: int, raw: bool) -> None:
     """Each line is one write, so that a run that dies leaves whole lines."""
-    with path.open("xb", buffering=0) as file:
+    kept = []
+    if path.exists():  # of a run that goes on: steps that are made again have their lines again
+        kept = [line for line in path.read_bytes().splitlines() if json.loads(line)["step"] <= run.steps_done]
+    replace_text(path, "".join(line.decode() + "\n" for line in kept))
+    with path.open("ab", buffering=0) as file:
         for step in run:
             last = step.number == step.total
             if last or step.number % every == 0:
@@ -207,9 +257,17 @@ def initial_model(settings: Settings, data: Data) -> nn.Module:
 
 
 def private_run(
-    settings: Settings, model: nn.Module, data: Data, *, progress: bool | None = None
+    settings: Settings, model: nn.Module, data: Data, *, progress: bool | None = None, **options: Any
 ) -> PrivateRun:
-    """The run that the settings describe, of a model on the training examples of a data set."""
+    """The run that the settings describe, of a model on the training examples of a data set.
+
+    Args:
+        settings: What to train.
+        model: The part that trains.
+        data: Its data.
+        progress: See `make_private`.
+        options: Other arguments of `make_private`, which do not change the result.
+    """
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
     shape = SCHEDULES[settings.schedule]
     run = make_private(
@@ -223,6 +281,7 @@ def private_run(
         steps=settings.steps,
         epsilon=settings.epsilon,
         noise_multiplier=settings.noise_multiplier,
+        max_epsilon=settings.max_epsilon,
         clip_norm=settings.clip_norm,
         seed=settings.seed,
         noise=settings.noise,
@@ -235,6 +294,7 @@ def private_run(
         progress=progress,
         allow_large_delta=settings.allow_large_delta,
         raw=settings.raw,
+        **options,
     )
     if shape is not None:
         run.scheduler = LambdaLR(rule, lambda step: shape(step / run.steps))

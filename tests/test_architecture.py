@@ -34,6 +34,7 @@ LAYERS = [
     ["data", "models"],
     ["activations"],
     ["experiment"],
+    ["sweep"],
     ["federated"],
     ["reproduce"],
     ["report"],

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import adamas
@@ -16,6 +17,15 @@ ROOT = Path(__file__).parent.parent
 
 def python_blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["docs/pitfalls.md", "docs/reliability.md"])
+def test_the_tests_that_a_page_names_exist(page):
+    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / page).read_text())
+    assert len(named) > 15
+    for file, test in named:
+        text = (ROOT / "tests" / file).read_text()
+        assert not test or f"def {test}(" in text, f"{page} names {file}::{test}"
 
 
 def test_the_readme_trains_within_its_budget_and_in_the_open():

@@ -41,6 +41,9 @@ def train(
     rule: RuleName = "adam-bc",
     epsilon: Epsilon = None,
     noise_multiplier: NoiseMultiplier = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="With --noise-multiplier: stop before more is spent.")
+    ] = None,
     delta: Delta = 1e-5,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data; or give --steps.")] = None,
     steps: Annotated[int | None, typer.Option(help="Or give --epochs.")] = None,
@@ -79,6 +82,15 @@ def train(
     raw: Annotated[
         bool, typer.Option("--raw", help="Add moments without noise to them. NOT PRIVATE, for teaching.")
     ] = False,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Save the run in --out every so many steps.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run of which --out has a checkpoint, if any.")
+    ] = False,
+    data_ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of the data set, from whose budget the run is paid.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a private model and write its result, weights and ledger."""
@@ -89,9 +101,10 @@ def train(
         data=data,
         model=model,
         rule=rule,
-        rule_options=_rule_options(rule, set_, lr),
+        rule_options=rule_options(rule, set_, lr),
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
+        max_epsilon=max_epsilon,
         delta=delta,
         epochs=epochs,
         steps=steps,
@@ -109,11 +122,20 @@ def train(
         allow_large_delta=allow_large_delta,
         raw=raw,
     )
+    if resume and out is None:
+        raise ValueError("Expected --out with --resume: the folder of the run to continue.")
     if out is None:
         out = Path("runs") / f"{data.replace('/', '-')}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
     diagnose = diagnose or diagnose_every is not None
     result = train_and_save(
-        settings, out, progress=progress, diagnose=diagnose, diagnose_every=diagnose_every
+        settings,
+        out,
+        progress=progress,
+        diagnose=diagnose,
+        diagnose_every=diagnose_every,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        data_ledger=data_ledger,
     )
     if as_json:
         print_json(result)
@@ -154,7 +176,7 @@ def explain(
         data=data,
         model=model,
         rule=rule,
-        rule_options=_rule_options(rule, set_),
+        rule_options=rule_options(rule, set_),
         batch_size=batch_size,
         noise_multiplier=1.0,
         delta=1e-5,
@@ -169,7 +191,8 @@ def explain(
         print(explanation)
 
 
-def _rule_options(rule: str, texts: list[str] | None, lr: float | None = None) -> dict[str, Any]:
+def rule_options(rule: str, texts: list[str] | None, lr: float | None = None) -> dict[str, Any]:
+    """Arguments of a rule out of NAME=VALUE texts."""
     _validate.one_of(RULES, rule=rule)
     known = [name for name in inspect.signature(RULES[rule]).parameters if name != "params"]
     return assignments(known, texts or [], lr)

@@ -1,0 +1,171 @@
+"""`adamas sweep` and `adamas ledger`: several runs on one data set, and what they cost together."""
+
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from adamas.cli.app import (
+    Accountant,
+    ClipNorm,
+    DataName,
+    Delta,
+    Json,
+    ModelName,
+    Seed,
+    app,
+    print_json,
+    print_rows,
+    shown_bound,
+)
+from adamas.cli.training import RuleName, rule_options
+
+ledger = typer.Typer(help="The budget of a data set, and what was spent of it.", no_args_is_help=True)
+app.add_typer(ledger, name="ledger")
+
+LedgerPath = Annotated[Path, typer.Argument(help="The ledger, such as data.ledger.")]
+
+
+@app.command()
+def sweep(
+    try_: Annotated[
+        list[str], typer.Option("--try", help="NAME=V1,V2,...: values of an argument of the rule.")
+    ],
+    epsilon: Annotated[float, typer.Option(help="Budget of all runs together.")],
+    data: DataName = "digits/validation",
+    model: ModelName = "mlp",
+    rule: RuleName = "adam-bc",
+    delta: Delta = 1e-5,
+    epochs: Annotated[int | None, typer.Option(help="Passes of each run; or give --steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Or give --epochs.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
+    clip_norm: ClipNorm = 1.0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    seed: Seed = None,
+    accountant: Accountant = "pld",
+    selection: Annotated[
+        str, typer.Option(help="all: every run counts and may be shown; best: only the best may be shown.")
+    ] = "all",
+    mean_runs: Annotated[
+        float | None, typer.Option(help="For best: runs on average, as many as candidates if not given.")
+    ] = None,
+    data_ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of the data set, from whose budget the runs are paid.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs and of sweep.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Try hyperparameters within one budget, and say how the choice was paid for."""
+    from adamas import sweep as sweeping
+    from adamas.experiment import Settings
+
+    settings = Settings(
+        data=data,
+        model=model,
+        rule=rule,
+        rule_options=rule_options(rule, set_),
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        schedule=schedule,
+        seed=seed,
+        accountant=accountant,
+    )
+    tried: dict[str, list[Any]] = {}
+    for text in try_:
+        name, _, values = text.partition("=")
+        tried[name] = [rule_options(rule, [f"{name}={value}"])[name] for value in values.split(",")]
+    if out is None:
+        out = Path("runs") / f"sweep-{data.replace('/', '-')}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+    columns = (TextColumn("runs"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=as_json) as display:
+        task = display.add_task("", total=None)
+        result = sweeping.sweep(
+            settings,
+            tried,
+            out,
+            selection=selection,
+            mean_runs=mean_runs,
+            data_ledger=data_ledger,
+            progress=lambda done, total: display.update(task, completed=done, total=total),
+        )
+    if as_json:
+        print_json(result)
+        return
+    if "runs" in result:
+        print_rows(
+            ["run", *tried, "held out"],
+            [
+                [run["folder"], *map(str, run["tried"].values()), f"{run['accuracy']:.2%}"]
+                for run in result["runs"]
+            ],
+        )
+    best = result["best"]
+    console = Console(highlight=False)
+    words = ", ".join(f"{name}={value}" for name, value in best["tried"].items())
+    console.print(f"best            {words}  (held out {best['accuracy']:.2%})", soft_wrap=True)
+    console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {delta:g})")
+    console.print(f"accounting      {result['accounting']}", soft_wrap=True)
+    console.print(f"files           {out}/{best['folder']}, sweep.json", soft_wrap=True)
+
+
+@ledger.command()
+def create(
+    path: LedgerPath,
+    epsilon: Annotated[float, typer.Option(help="What all runs on the data set may spend.")],
+    delta: Delta = 1e-5,
+    accountant: Accountant = "pld",
+) -> None:
+    """Make the ledger of a data set, with a budget for all runs on it."""
+    from adamas.data_ledger import DataLedger
+
+    DataLedger.create(path, epsilon=epsilon, delta=delta, accountant=accountant)
+    print(f"{path}: a budget of epsilon {epsilon:g} at delta {delta:g}, nothing spent.")
+
+
+@ledger.command()
+def show(path: LedgerPath, as_json: Json = False) -> None:
+    """Show what was spent of a data set's budget, and by which runs."""
+    from adamas.data_ledger import DataLedger
+
+    found = DataLedger(path)
+    spendings = found.spendings()
+    spent = found.epsilon()
+    if as_json:
+        print_json(
+            {
+                "epsilon": spent,
+                "budget": found.budget,
+                "delta": found.delta,
+                "accountant": found.accountant,
+                "runs": [
+                    asdict(one) | {"entries": [[str(e), n] for e, n in one.entries]} for one in spendings
+                ],
+            }
+        )
+        return
+    rows = [
+        [
+            one.id[:8],
+            "finished" if one.finished else "reserved",
+            shown_bound(found.epsilon_of(one)),
+            one.title,
+        ]
+        for one in spendings
+    ]
+    if rows:
+        print_rows(["run", "", "epsilon", "what"], rows)
+    print(
+        f"spent           {shown_bound(spent)} of {found.budget:g}  (delta {found.delta:g}, "
+        f"{found.accountant}, {len(spendings)} runs together)"
+    )
