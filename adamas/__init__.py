@@ -1,9 +1,9 @@
 """Adaptive optimizers for differentially private training in PyTorch, with a true epsilon."""
 
-from adamas import calibrate, diagnostics, engines, finetune, rules, sampling, theory
+from adamas import calibrate, diagnostics, distributed, engines, finetune, rules, sampling, theory
 from adamas._version import __version__
 from adamas.clip import clipped_sum
-from adamas.errors import UnsupportedError
+from adamas.errors import DistributedError, UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import Ledger
 from adamas.privatize import PrivateGradient
@@ -11,6 +11,7 @@ from adamas.run import PrivateRun
 from adamas.training import make_private
 
 __all__ = [
+    "DistributedError",
     "Geometry",
     "Ledger",
     "PrivateGradient",
@@ -20,6 +21,7 @@ __all__ = [
     "calibrate",
     "clipped_sum",
     "diagnostics",
+    "distributed",
     "engines",
     "finetune",
     "make_private",

@@ -8,6 +8,7 @@ search through, and few enough for two of a run's blocks to meet by chance.
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ class Seed:
 
     def __repr__(self) -> str:
         return f"Seed({self.given})" if self.given is not None else "Seed(secret)"
+
+    def replace(self, exchange: Callable[[bytes], bytes]) -> None:
+        """Replaces the secret by what a function makes of it, before the first draw.
+
+        The ranks of a data-parallel run take over that of one of them.
+        """
+        secret = exchange(self._secret)
+        assert len(secret) == _SEED_BYTES
+        self._secret = secret
 
     def words(self, purpose: str, *place: int, count: int) -> np.ndarray:
         """`count` 32-bit words that belong to this purpose and place alone."""

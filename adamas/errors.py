@@ -1,4 +1,4 @@
-"""The one error class of our own."""
+"""The error classes of our own."""
 
 
 class UnsupportedError(ValueError):
@@ -7,3 +7,7 @@ class UnsupportedError(ValueError):
     Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`; this class is
     for what is well-formed but would make the private gradient wrong, so that it is refused.
     """
+
+
+class DistributedError(RuntimeError):
+    """The ranks of a data-parallel run cannot go on together: one failed, has ended, or differs."""

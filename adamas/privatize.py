@@ -17,6 +17,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.clip import clip_weights
+from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
 from adamas.noise import GaussianNoise
@@ -88,6 +89,8 @@ def privatize(
     record: Callable[[], None],
     absolute: bool = False,
     raw: Callable[[Mapping[Tensor, Tensor]], None] | None = None,
+    ranks: Ranks | None = None,
+    place: str = "a release",
 ) -> PrivateGradient:
     """Clips, sums, records, adds noise.
 
@@ -104,6 +107,8 @@ def privatize(
             more than the coordinate does, so the sensitivity is the same.
         raw: Gets a copy of what is released, before the noise, after `record`, which must account for it as
             a release of multiplier 0. For teaching: nothing about such a step is private.
+        ranks: The processes whose engines together make up the logical batch; each of them calls this.
+        place: Where the run is, for an error of a rank that is elsewhere.
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
@@ -138,17 +143,26 @@ def privatize(
         flats, mean = _buffers(geometry)
         for flat, _ in flats:
             flat.zero_()
+    if ranks is not None:
+        facts: dict[str, object] = {"parameters and geometry": _fingerprint(geometry)}
+        facts |= {"noise_multiplier": noise_multiplier, "position of the noise": noise.state_dict()}
+        total_weight = math.fsum(ranks.roll_call(place, facts, total_weight))
+    share = total_weight / expected_batch_size
+    record()
+    if ranks is not None:
+        ranks.sum_on_writer_(flat for flat, _ in flats)
     if absolute:
         for flat, _ in flats:
             flat.abs_()
-    share = total_weight / expected_batch_size
-    record()
     if raw is not None:
         raw({p: _around_centre(geometry, p, g.clone(), share) for p, g in mean.items()})
 
     std = noise_multiplier / expected_batch_size
     if std > 0:
         for flat, members in flats:
+            if ranks is not None and not ranks.is_writer:
+                noise.skip()
+                continue
             _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
@@ -157,6 +171,8 @@ def privatize(
         else:
             variance[p] = (s * std) ** 2 if std > 0 else 0.0  # an infinite scale has no noise
         _around_centre(geometry, p, mean[p], share)
+    if ranks is not None:
+        ranks.send_from_writer_(flat for flat, _ in flats)
     return PrivateGradient(mean, variance)
 
 
@@ -164,6 +180,12 @@ def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) ->
     """Adds the centre for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
     c = geometry.center_of(p)
     return mean if c is None else mean.add_(c, alpha=1 - share)
+
+
+def _fingerprint(geometry: Geometry) -> str:
+    """A name for the values of the parameters and their geometry."""
+    centre = geometry.center or {}
+    return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, centre.get(p)))
 
 
 def _rounding_slack(geometry: Geometry, batch_size: float) -> float:

@@ -17,6 +17,7 @@ from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
 from adamas._streams import Seed
 from adamas._words import bound
+from adamas.distributed import Ranks, rank_place, together, training_facts
 from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
@@ -69,6 +70,7 @@ class PrivateRun:
         steps_done: Steps whose release was made.
         engine: The name of the engine.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
+        ranks: The processes of a data-parallel run; None for a run in one process.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class PrivateRun:
         ema_model: AveragedModel | None,
         progress: bool | None,
         raw: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.loss = model, loss
         self._rule = rule
@@ -100,6 +103,10 @@ class PrivateRun:
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
+        self.ranks = ranks
+        self._check_ranks("make_private")
+        if ranks is not None:
+            ranks.share_seed(loader.sampler.seed)
 
     def __len__(self) -> int:
         return self.steps - self.steps_done
@@ -129,7 +136,12 @@ class PrivateRun:
         A second release on the same batch joins the first one's event. If the run has a budget, a
         release that would exceed it is refused before anything is computed. With `absolute` the magnitudes
         of the summed gradient are released, at the same price: see `adamas.privatize.privatize`.
+        In a data-parallel run all ranks call it, and if it raises on one, it raises on all.
         """
+        with together(self.ranks):
+            return self._privatize(batch, absolute)
+
+    def _privatize(self, batch: Batch, absolute: bool) -> PrivateGradient:
         if not isinstance(batch, Batch) or batch.loader is not self.loader:
             raise TypeError(
                 "Expected a batch of run.batches(): for data from elsewhere nobody knows how it was "
@@ -143,7 +155,7 @@ class PrivateRun:
         check_modules(self.model)
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
         self._check_budget(batch.step)
-        with model_randomness(self.noise.seed, batch.step):
+        with model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)):
             release = privatize(
                 self._engines(batch),
                 self._geometry(),
@@ -153,6 +165,8 @@ class PrivateRun:
                 record=lambda: self._record(batch.step, raw=self.raw and not absolute),
                 absolute=absolute,
                 raw=None if self._raw_moments is None or absolute else self._raw_moments.add,
+                ranks=self.ranks,
+                place=f"step {batch.step + 1}" + (" with absolute=True" if absolute else ""),
             )
         return release
 
@@ -295,8 +309,14 @@ class PrivateRun:
         """Continues a saved run, which must have had the same settings, in a run that is still fresh.
 
         Two runs that continue one state both spend from that point on, and with a given seed they also
-        share their noise: continue a state once.
+        share their noise: continue a state once. In a data-parallel run all ranks load the same state; it may
+        come from another number of ranks.
         """
+        with together(self.ranks):
+            self._load_state_dict(state)
+            self._check_ranks("load_state_dict")
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
         if self.ledger.entries or self.noise.draws:
             raise RuntimeError(
                 "Expected a run that has released nothing: going back would draw the same noise again and "
@@ -347,6 +367,14 @@ class PrivateRun:
             "seed": self.noise.seed.given,
             "raw": self.raw,
         }
+
+    def _check_ranks(self, doing: str) -> None:
+        """Raises on all ranks unless they have the same settings, model and rule."""
+        if self.ranks is not None:
+            facts = self._settings() | training_facts(self.model, self.rule)
+            facts |= {"steps_done": self.steps_done, "accountant": self.accountant}
+            facts |= {"scheduler": type(self.scheduler).__name__, "ema": self.ema_model is None}
+            self.ranks.roll_call(doing, facts)
 
     def _geometry(self) -> Geometry:
         if isinstance(self.rule, Rule):
@@ -402,8 +430,8 @@ SEED_WARNING = (
 
 
 @contextmanager
-def model_randomness(seed: Seed, step: int) -> Iterator[None]:
+def model_randomness(seed: Seed, step: int, *place: int) -> Iterator[None]:
     """Dropout and augmentation as a function of seed and step; the global generators stay as they are."""
     with torch.random.fork_rng():
-        torch.manual_seed(int(seed.words("model", step, count=1)[0]))
+        torch.manual_seed(int(seed.words("model", step, *place, count=1)[0]))
         yield

@@ -11,8 +11,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
-from adamas._checks import check_modules, check_parameters
+from adamas._checks import check_modules, check_parameters, check_whole
 from adamas._streams import Seed
+from adamas.distributed import Distributed, Ranks, raises_together
 from adamas.engines import ENGINES, Loss, trainable_parameters
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.errors import UnsupportedError
@@ -24,6 +25,7 @@ from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
 
 
+@raises_together
 def make_private(
     model: nn.Module,
     rule: torch.optim.Optimizer,
@@ -50,6 +52,7 @@ def make_private(
     progress: bool | None = None,
     allow_large_delta: bool = False,
     raw: bool = False,
+    distributed: Distributed = False,
 ) -> PrivateRun:
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
@@ -84,6 +87,8 @@ def make_private(
         raw: For teaching: keep moments of the gradients before the noise, for `run.diagnostics(raw=True)`.
             The run is then not private. Noise is added all the same, as `epsilon` or `noise_multiplier`
             asks, but `run.epsilon()` is infinite, and every output says so.
+        distributed: True for data-parallel training over the processes that `torchrun` started, or their
+            process group. All arguments must be the same on all of them; the run deals out each batch.
 
     Returns:
         A run: iterate over it to train.
@@ -113,6 +118,7 @@ def make_private(
         >>> round(run.epsilon(), 2), bool((model(x).argmax(1) == data.tensors[1]).float().mean() > 0.9)
         (3.85, True)
     """
+    ranks = Ranks.of(distributed)
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(rule, torch.optim.Optimizer):
@@ -141,6 +147,11 @@ def make_private(
     _validate.positive_or_inf(clip_norm=clip_norm)
     if not isinstance(raw, bool):
         raise TypeError(f"Expected raw={raw!r} to be True or False.")
+    if raw and ranks is not None:
+        raise ValueError(
+            "Expected raw=False with distributed=: moments without noise are kept in one process only. Leave "
+            "out distributed=."
+        )
     if clip_norm == float("inf") and noise_multiplier != 0:
         raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
     _validate.one_of(["auto", *ENGINES], engine=engine)
@@ -162,6 +173,7 @@ def make_private(
             raise ValueError("Expected ema to be an AveragedModel of this model.")
     secret = Seed(seed)
     sampler = _sampler(sampling, n, batch_size, max_batch_size, secret)
+    check_whole(model)
     check_parameters(model, rule)
     check_modules(model)
 
@@ -173,6 +185,8 @@ def make_private(
         micro_batch_size=micro_batch_size,
         num_workers=num_workers,
         device=device,
+        rank=0 if ranks is None else ranks.rank,
+        world_size=1 if ranks is None else ranks.world_size,
     )
     with model_randomness(secret, 0):
         rows = np.arange(min(n, PROBE_EXAMPLES))
@@ -213,8 +227,9 @@ def make_private(
         accountant=accountant,
         scheduler=scheduler,
         ema_model=ema,
-        progress=progress,
+        progress=progress if ranks is None or ranks.is_writer else False,
         raw=raw,
+        ranks=ranks,
     )
 
 

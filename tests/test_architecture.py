@@ -18,7 +18,7 @@ PACKAGE = Path(adamas.__file__).parent
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
     ["_version", "errors", "_validate", "_numerics", "_streams", "_progress", "_words", "_files"],
-    ["geometry"],
+    ["geometry", "distributed"],
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading"],
