@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from adamas._streams import Seed
 from adamas._version import __version__
-from adamas.errors import DistributedError
+from adamas.errors import DistributedError, UnsupportedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,8 +62,9 @@ class Ranks:
         self.world_size: int = dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("Expected distributed= to be a process group that this process belongs to.")
-        devices = dist.get_backend_config(group)
-        self._device = torch.device("cpu" if "cpu:" in devices else "cuda")
+        pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self._backends = {device: backend for device, backend in pairs}
+        self._device = torch.device("cpu" if "cpu" in self._backends else "cuda")
         self._answered = False
 
     @classmethod
@@ -98,6 +99,16 @@ class Ranks:
     def is_writer(self) -> bool:
         """Whether this process draws the noise, writes the files and shows the progress."""
         return self.rank == 0
+
+    def check_device(self, device: torch.device) -> None:
+        """Raises if sums on a device cannot travel between the ranks."""
+        backend = self._backends.get(device.type)
+        if backend is None or (backend == "gloo" and device.type != "cpu"):
+            raise UnsupportedError(
+                f"The process group of distributed= has {backend or 'no backend'} for parameters on "
+                f"{device.type}. Use gloo for CPUs and nccl for CUDA devices, or leave init_process_group to "
+                "adamas, which sets up both."
+            )
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -161,19 +172,22 @@ class Ranks:
             self._call(dist.broadcast, tensor, group_src=0)
 
     def _from_writer(self, secret: bytes) -> bytes:
-        tensor = torch.tensor(list(secret), dtype=torch.uint8, device=self._device)
+        tensor = self._as_tensor(secret)
         self.send_from_writer_([tensor])
-        return bytes(tensor.tolist())
+        return _as_bytes(tensor)
+
+    def _as_tensor(self, data: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
 
     def _exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """What each rank says."""
         self._answered = True
         text = json.dumps(message).encode()
         assert len(text) <= _MESSAGE_BYTES
-        mine = torch.tensor(list(text.ljust(_MESSAGE_BYTES)), dtype=torch.uint8, device=self._device)
+        mine = self._as_tensor(text.ljust(_MESSAGE_BYTES))
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         self._call(dist.all_gather, gathered, mine)
-        return [json.loads(bytes(said.tolist())) for said in gathered]
+        return [json.loads(_as_bytes(said)) for said in gathered]
 
     def _call(self, collective: Callable[..., Any], *args: Any, **options: Any) -> None:
         try:
@@ -234,10 +248,7 @@ def rank_place(rank: int) -> tuple[int, ...]:
 def training_facts(model: nn.Module, rule: torch.optim.Optimizer) -> dict[str, object]:
     """What the ranks of a run must have in common beside its settings."""
     tensors = model.state_dict()
-    options = [{k: v for k, v in group.items() if k != "params"} for group in rule.param_groups]
-    held = [(len(group["params"]), sorted(group)) for group in rule.param_groups]
-    state = rule.state_dict()["state"]
-    kept = [value for part in state.values() for value in part.values()] if isinstance(state, dict) else []
+    saved = rule.state_dict()
     return {
         "versions of adamas and torch": (__version__, torch.__version__),
         "model": [
@@ -245,20 +256,20 @@ def training_facts(model: nn.Module, rule: torch.optim.Optimizer) -> dict[str, o
         ],
         "model's values": fingerprint(tensors.values()),
         "trainable parameters": [name for name, p in model.named_parameters() if p.requires_grad],
-        "rule's options": (held, options),
-        "rule's state": fingerprint(kept),
+        "rule's options": fingerprint([saved["param_groups"]]),
+        "rule's state": fingerprint([saved["state"]]),
     }
 
 
 def fingerprint(values: Iterable[object]) -> str:
-    """A short name for the bits of some tensors and numbers, in their order.
+    """A short name for the bits of some tensors and numbers, in their order, also within lists and mappings.
 
     Other bits have another name but by a rare chance: sums of the bits and of their squares are compared, for
-    speed.
+    speed. Of objects of other kinds the kind counts.
     """
     parts: list[object] = []
     sums: list[Tensor] = []
-    for value in values:
+    for value in _leaves(values):
         if not isinstance(value, Tensor):
             parts.append(value)
             continue
@@ -267,6 +278,26 @@ def fingerprint(values: Iterable[object]) -> str:
         bits = real.detach().view(_INTEGERS[real.element_size()])
         sums += [bits.sum(dtype=torch.int64).cpu(), (bits * bits).sum(dtype=torch.int64).cpu()]
     return _digest(repr((parts, torch.stack(sums).tolist() if sums else [])).encode())
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        yield len(value)
+        for key, inner in value.items():
+            yield from (*_leaves(key), *_leaves(inner))
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | Tensor):
+        yield type(value).__name__
+        for inner in value:
+            yield from _leaves(inner)
+    elif value is None or isinstance(value, str | bytes | int | float | complex | Tensor):
+        yield value
+    else:
+        yield type(value).__name__
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    data: bytes = tensor.cpu().numpy().tobytes()
+    return data
 
 
 def _digest(data: bytes) -> str:

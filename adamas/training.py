@@ -178,6 +178,8 @@ def make_private(
     check_modules(model)
 
     device = next(iter(trainable_parameters(model).values())).device
+    if ranks is not None:
+        ranks.check_device(device)
     loader = Loader(
         dataset,
         sampler,

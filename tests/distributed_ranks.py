@@ -3,7 +3,6 @@
 Every function whose first argument is `rank` runs in both processes, and returns plain data or NumPy arrays.
 """
 
-import contextlib
 import io
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import rules
-from adamas.distributed import write_once
+from adamas.distributed import Ranks, write_once
 
 N = 60
 WORLD = 2
@@ -32,13 +31,12 @@ class Pool:
     """Two ranks that wait for functions to run; a process that has ended gives the result "ended"."""
 
     def __init__(self, folder, timeout=60.0):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["adamas"])  # imports torch once, not in each process
         self._pipes, self._processes = [], []
         for rank in range(WORLD):
             mine, its = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(its, rank, str(folder / "store"), timeout), daemon=True
-            )
+            process = context.Process(target=_serve, args=(its, rank, str(folder / "store"), timeout))
             process.start()
             its.close()
             self._pipes.append(mine)
@@ -60,9 +58,9 @@ class Pool:
         return results
 
     def close(self):
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            with contextlib.suppress(OSError):
-                pipe.send(None)
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
             process.join(10)
             if process.is_alive():
                 process.kill()
@@ -84,8 +82,11 @@ def _serve(pipe, rank, store, timeout):
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout)
     )
-    while (task := pipe.recv()) is not None:
-        function, args, kwargs = task
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except EOFError:
+            return
         torch.manual_seed(rank)  # what ranks have in common must not come from the global generator
         try:
             pipe.send(function(rank, *args, **kwargs))
@@ -116,13 +117,15 @@ def make_rule(name, model, **options):
     if name == "stock":
         return torch.optim.Adam(model.parameters(), lr=0.01)
     if name == "adadps":
-        options |= {"scale": [torch.linspace(0.5, 2.0, p.numel()).view(p.shape) for p in model.parameters()]}
+        scales = {p: torch.linspace(0.5, 2.0, p.numel()).view(p.shape) for p in model.parameters()}
+        options |= {"preconditioner": scales}
     return rules.RULES[name](model.parameters(), **options)
 
 
 def make_run(rule="macadam", distributed=False, model=None, data=None, loss=loss, lr=0.05, **changes):
     model = model or make_model()
-    arguments = {"batch_size": 12, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-3, "seed": SEED} | changes
+    arguments = {"batch_size": 12, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-3, "seed": SEED}
+    arguments |= {"accountant": "rdp"} | changes  # the fast one
     made = make_rule(rule, model, **({} if rule == "stock" else {"lr": lr}))
     return adamas.make_private(model, made, data or make_data(), loss, distributed=distributed, **arguments)
 
@@ -191,13 +194,13 @@ def examples_seen(rank, **settings):
         drawn.append(float(torch.rand(())))
         return loss(model, batch)
 
-    run = make_run(distributed=True, data=data, loss=noting_loss, engine="vmap", **settings)
+    run = make_run(distributed=True, data=data, loss=noting_loss, engine="loop", **settings)
     for batch in run.batches():
         data.loaded.clear()
         drawn.clear()
         run.privatize(batch)
         seen.append((list(data.loaded), list(drawn)))
-    return seen, run.progress, torch.initial_seed()
+    return seen, run.progress
 
 
 def noise_only(rank, coordinates, noise_multiplier):
@@ -325,6 +328,10 @@ def _no_disk():
 def absolute(rank):
     run = make_run(distributed=True)
     return values(run.privatize(next(run.batches()), absolute=True).mean)
+
+
+def check_device(rank, device):
+    return Ranks.of(True).check_device(torch.device(device))
 
 
 def raw_run(rank):

@@ -56,11 +56,10 @@ def test_every_rule_trains_as_in_one_process_and_alike_on_both_ranks(pool, rule)
         {"micro_batch_size": 4},
         {"num_workers": 1, "micro_batch_size": 3},
         {"sampling": "shuffled", "batch_size": 13},
-        {"sampling": "truncated-poisson", "max_batch_size": 15},
+        {"sampling": "truncated-poisson", "max_batch_size": 15, "accountant": "pld", "noise_multiplier": 0.0},
         {"engine": "loop"},
         {"ema": 0.9},
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": None, "epsilon": 3.0, "accountant": "rdp"},
+        {"accountant": "pld"},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
@@ -69,9 +68,9 @@ def test_the_options_of_a_run_work_as_in_one_process(pool, settings):
 
 
 def test_empty_shares_and_empty_draws_are_steps_like_others(pool):
-    settings = {"batch_size": 1, "steps": 8}
+    settings = {"batch_size": 1, "steps": 20}
     sampler = Poisson(ranks.N, 1, ranks.SEED)
-    assert {0, 1, 2} <= {len(sampler.indices(step).indices) for step in range(8)}
+    assert {0, 1, 2} <= {len(sampler.indices(step).indices) for step in range(20)}
     assert_same_outcome(pool(ranks.train, **settings), ranks.outcome(ranks.make_run(**settings)))
 
 
@@ -95,7 +94,7 @@ def test_absolute_releases_take_the_magnitude_of_the_total(pool):
 
 
 def test_the_ranks_read_different_examples_that_make_up_the_draw(pool):
-    (first, progress, seed), (second, other_progress, other_seed) = pool(ranks.examples_seen, progress=None)
+    (first, progress), (second, other_progress) = pool(ranks.examples_seen, progress=None)
     sampler = Poisson(ranks.N, 12, ranks.SEED)
     for step, ((mine, drawn), (other, other_drawn)) in enumerate(zip(first, second, strict=True)):
         assert mine
@@ -105,7 +104,6 @@ def test_the_ranks_read_different_examples_that_make_up_the_draw(pool):
         assert drawn != other_drawn  # dropout masks of the ranks are independent
     assert len({tuple(sorted(mine)) for mine, _ in first}) == len(first)
     assert (progress, other_progress) == (None, False)  # one progress bar
-    assert (seed, other_seed) == (0, 1)  # the users' generators are as they were
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -132,7 +130,7 @@ def test_the_noise_is_z_once_and_its_seed_is_shared_and_secret(pool):
     assert abs(variance / (2 * z**2) - 1) > 100 * allowed / 5
     assert abs(variance / (z**2 / 2) - 1) > 100 * allowed / 5
     again = pool(ranks.noise_only, n, z)[0][0]
-    assert not np.isclose(first, again).any() or np.mean(np.isclose(first, again)) < 0.01
+    assert np.mean(first == again) < 0.01  # another secret seed
 
 
 # --- errors -------------------------------------------------------------------------------------------------
@@ -212,6 +210,14 @@ def test_wrapped_and_sharded_models_are_refused_with_the_remedy(pool):
         assert "'0.weight' is a DTensor, sharded by fully_shard" in failure.text
 
 
+def test_devices_without_a_backend_are_refused(pool):
+    for failure in pool(ranks.check_device, "cuda"):
+        assert failure.kind == "UnsupportedError"
+        assert "has gloo for parameters on cuda. Use gloo for CPUs and nccl for CUDA devices" in failure.text
+    assert all("has no backend for parameters on mps" in f.text for f in pool(ranks.check_device, "mps"))
+    assert pool(ranks.check_device, "cpu") == [None, None]
+
+
 def test_moments_without_noise_are_refused(pool):
     for failure in pool(ranks.raw_run):
         assert (failure.kind, "raw=False" in failure.text) == ("ValueError", True)
@@ -232,16 +238,27 @@ def test_fingerprints_tell_single_bits_apart():
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
         values = (torch.randn(50, generator=generator) * 9).to(dtype)
-        names = {fingerprint([values])}
+        name = fingerprint([values])
+        assert fingerprint([values.clone()]) == name
         for i in range(len(values)):
             changed = values.clone()
             changed.view(torch.uint8)[i * values.element_size()] ^= 1
-            names.add(fingerprint([changed]))
-        swapped = values.clone()
-        assert fingerprint([swapped]) == fingerprint([values])
-        assert len(names) == len(values) + 1
+            assert fingerprint([changed]) != name
     x = torch.ones(3)
-    assert len({fingerprint(v) for v in ([x], [x, x], [x, 1.0], [x.view(3, 1)], [x.double()], [])}) == 6
+    different = [
+        [x],
+        [x, x],
+        [x, 1.0],
+        [x.view(3, 1)],
+        [x.double()],
+        [],
+        [[x]],
+        [{"a": x}],
+        [{"b": x}],
+        [None],
+    ]
+    assert len({fingerprint(values) for values in different}) == len(different)
+    assert fingerprint([object()]) == fingerprint([object()])  # no address is in a name
 
 
 # --- checkpoints, and ranks that end ------------------------------------------------------------------------
@@ -299,7 +316,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp
     )
 
 
-def test_torchrun_trains_the_example_and_goes_on_from_its_checkpoint(tmp_path):
+def test_torchrun_trains_the_example_within_its_budget(tmp_path):
     checkpoint = tmp_path / "digits.pt"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -309,15 +326,14 @@ def test_torchrun_trains_the_example_and_goes_on_from_its_checkpoint(tmp_path):
         **{"CHECKPOINT": str(checkpoint), "STEPS": "4", "OMP_NUM_THREADS": "1"},
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-    assert first.returncode == 0, first.stderr
-    (line,) = first.stdout.strip().splitlines()  # rank 0 alone speaks
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.strip().splitlines()  # rank 0 alone speaks
     epsilon = float(re.match(r"2 ranks, epsilon (\d\.\d+), test accuracy \d+\.\d%$", line)[1])
     assert 2.9 < epsilon <= 3.0
     state = torch.load(checkpoint)
     assert state["steps_done"] == 4
     assert state["settings"]["seed"] is None
-    assert adamas.Ledger().epsilon(1e-5) == 0
     ledger = adamas.Ledger()
     ledger.load_state_dict(state["ledger"])
     assert ledger.epsilon(1e-5) == pytest.approx(epsilon, abs=5e-4)
