@@ -187,7 +187,7 @@ class Noting(TensorDataset):
 
 
 def examples_seen(rank, **settings):
-    """The examples that this rank's data set was asked for at each step, and what its model drew."""
+    """What this rank loaded and its model drew at each step; the progress, a name of the seed, the settings."""
     data, seen, drawn = Noting(*make_data().tensors), [], []
 
     def noting_loss(model, batch):
@@ -200,7 +200,7 @@ def examples_seen(rank, **settings):
         drawn.clear()
         run.privatize(batch)
         seen.append((list(data.loaded), list(drawn)))
-    return seen, run.progress
+    return seen, run.progress, run.noise.seed.words("test", count=4).tolist(), run.state_dict()["settings"]
 
 
 def noise_only(rank, coordinates, noise_multiplier):
@@ -218,7 +218,7 @@ def noise_only(rank, coordinates, noise_multiplier):
     )
     (step,) = run
     (noise,) = step.release.mean.values()
-    return 10 * noise.numpy().ravel(), "seed" in run.state_dict()["settings"], run.noise.seed.given
+    return 10 * noise.numpy().ravel()
 
 
 def model_with_equal_values(model):
