@@ -187,7 +187,7 @@ class Noting(TensorDataset):
 
 
 def examples_seen(rank, **settings):
-    """What this rank loaded and its model drew at each step; the progress, a name of the seed, the settings."""
+    """What this rank loaded and its model drew at each step, its progress, its seed's name, the settings."""
     data, seen, drawn = Noting(*make_data().tensors), [], []
 
     def noting_loss(model, batch):
