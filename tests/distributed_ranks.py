@@ -30,19 +30,19 @@ SEED = 7
 class Pool:
     """Two ranks that wait for functions to run; a process that has ended gives the result "ended"."""
 
-    def __init__(self, folder, timeout=60.0):
+    def __init__(self, folder):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["adamas"])  # imports torch once, not in each process
         self._pipes, self._processes = [], []
         for rank in range(WORLD):
             mine, its = context.Pipe()
-            process = context.Process(target=_serve, args=(its, rank, str(folder / "store"), timeout))
+            process = context.Process(target=_serve, args=(its, rank, str(folder / "store")))
             process.start()
             its.close()
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def __call__(self, function, *args, limit=120.0, **kwargs):
+    def __call__(self, function, *args, limit=600.0, **kwargs):
         """The results of `function(rank, ...)` on rank 0 and rank 1; an exception is its type and text."""
         for pipe in self._pipes:
             pipe.send((function, args, kwargs))
@@ -77,10 +77,10 @@ class Failure:
         return f"{self.kind}: {self.text}"
 
 
-def _serve(pipe, rank, store, timeout):
+def _serve(pipe, rank, store):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(minutes=5)
     )
     while True:
         try:
@@ -338,7 +338,7 @@ def raw_run(rank):
     return make_run(distributed=True, raw=True)
 
 
-def end_or_hang(rank, folder, how):
+def end_or_hang(rank, folder, how, timeout):
     """Rank 1 is killed, or does not come back, in its fourth step; rank 0 keeps checkpoints."""
     path = Path(folder) / f"{how}.pt"
     calls = []
@@ -350,7 +350,8 @@ def end_or_hang(rank, folder, how):
             time.sleep(3600)
         return loss(model, batch)
 
-    run = make_run(distributed=True, loss=fatal_loss, engine="loop")
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout))
+    run = make_run(distributed=group, loss=fatal_loss, engine="loop")
     start = time.monotonic()
     try:
         for step in run:

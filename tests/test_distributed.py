@@ -300,13 +300,13 @@ def test_a_file_that_cannot_be_written_is_an_error_on_both(pool):
     assert "Rank 0 of 2 failed with OSError" in peer.text
 
 
-@pytest.mark.parametrize(("how", "timeout", "limit"), [("killed", 60.0, 30.0), ("hanging", 4.0, 30.0)])
+@pytest.mark.parametrize(("how", "timeout", "limit"), [("killed", 300.0, 100.0), ("hanging", 8.0, 100.0)])
 def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp_path, how, timeout, limit):
-    pair = ranks.Pool(tmp_path, timeout)
+    pair = ranks.Pool(tmp_path)
     try:
-        pair._pipes[1].send((ranks.end_or_hang, (str(tmp_path), how), {}))
-        pair._pipes[0].send((ranks.end_or_hang, (str(tmp_path), how), {}))
-        assert pair._pipes[0].poll(120)
+        for pipe in pair._pipes:
+            pipe.send((ranks.end_or_hang, (str(tmp_path), how, timeout), {}))
+        assert pair._pipes[0].poll(600)
         failure, seconds, steps_done = pair._pipes[0].recv()
     finally:
         pair._processes[1].kill()
@@ -335,7 +335,7 @@ def test_torchrun_trains_the_example_within_its_budget(tmp_path):
         **{"CHECKPOINT": str(checkpoint), "STEPS": "4", "OMP_NUM_THREADS": "1"},
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.strip().splitlines()  # rank 0 alone speaks
     epsilon = float(re.match(r"2 ranks, epsilon (\d\.\d+), test accuracy \d+\.\d%$", line)[1])
