@@ -1,5 +1,7 @@
 """What is asked of a model and its rule before a run."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -37,4 +39,26 @@ def check_modules(model: nn.Module) -> None:
                 f"{name or 'the model'} is a {type(module).__name__} that normalises over the batch, so an "
                 "example's gradient depends on the others and no clipping bounds its influence. Replace it "
                 "by GroupNorm, LayerNorm or InstanceNorm, or freeze its statistics with .eval()."
+            )
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raises if the model is wrapped for distributed training, or holds parts of its parameters only."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or (
+            kind == "FullyShardedDataParallel"
+        ):
+            raise UnsupportedError(
+                f"{name or 'the model'} is wrapped by {kind}, which would average or shard gradients before "
+                "they are clipped. Pass the plain module, on every rank, with distributed=True."
+            )
+    sharded = sys.modules.get("torch.distributed.tensor")  # takes a second to import, and nobody has one then
+    for name, p in model.named_parameters():
+        if sharded is not None and isinstance(p, sharded.DTensor):
+            raise UnsupportedError(
+                f"{name!r} is a DTensor, sharded by fully_shard or a device mesh: an example's norm runs "
+                "over its whole gradient, and sharding swaps the weights while the model runs, so that the "
+                "engines would not find the parameters. Pass the plain module, on every rank, with "
+                "distributed=True."
             )

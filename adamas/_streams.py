@@ -62,6 +62,15 @@ class Seed:
     def __repr__(self) -> str:
         return f"Seed({self.given})" if self.given is not None else "Seed(secret)"
 
+    def replace(self, exchange: Callable[[bytes], bytes]) -> None:
+        """Replaces the secret by what a function makes of it, before the first draw.
+
+        The ranks of a data-parallel run take over that of one of them.
+        """
+        secret = exchange(self._secret)
+        assert len(secret) == _SEED_BYTES
+        self._secret = secret
+
     def words(self, purpose: str, *place: int, count: int) -> np.ndarray:
         """`count` 32-bit words that belong to this purpose and place alone."""
         return np.frombuffer(self._expanded(purpose, place, 4 * count), dtype="<u4")

@@ -13,3 +13,7 @@ class UnsupportedError(ValueError):
 
 class BudgetError(RuntimeError):
     """A release that the privacy budget does not pay for, so that it is not made."""
+
+
+class DistributedError(RuntimeError):
+    """The ranks of a data-parallel run cannot go on together: one failed, has ended, or differs."""

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from adamas import _validate
 from adamas._numerics import batch_length, map_tensors
+from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
 
 
@@ -55,6 +56,8 @@ class Loader:
         micro_batch_size: Most examples in memory at a time; all of the batch if None.
         num_workers: Worker processes that load ahead; 0 loads in this process.
         device: Where the tensors go.
+        rank: Which share of a draw is loaded, of a data-parallel run.
+        world_size: How many shares there are.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Loader:
         micro_batch_size: int | None = None,
         num_workers: int = 0,
         device: torch.device | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if micro_batch_size is not None:
             _validate.count(micro_batch_size=micro_batch_size)
@@ -76,14 +81,20 @@ class Loader:
         self.micro_batch_size = micro_batch_size
         self.num_workers = num_workers
         self.device = device
+        self.rank, self.world_size = rank, world_size
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
         """The logical batches of steps `first` to `end` - 1; leaving early leaves nothing behind."""
         loaded = self._prefetch(first, end) if self.num_workers else None
         for step in range(first, end):
-            batch = Batch(step, self.sampler.indices(step), self, loaded)
+            batch = Batch(step, self.draw(step), self, loaded)
             yield batch
             batch.discard()
+
+    def draw(self, step: int) -> Draw:
+        """What this process loads of the draw of a step."""
+        draw = self.sampler.indices(step)
+        return draw if self.world_size == 1 else draw.dealt(self.rank, self.world_size)
 
     def chunks(self, draw: Draw) -> list[tuple[np.ndarray, int]]:
         """The indices of each micro-batch, with its number of padding rows."""
@@ -112,7 +123,7 @@ class Loader:
 
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
         # Workers seed their augmentations from this generator, not from the user's global one.
-        words = self.sampler.seed.words("workers", first, count=1)
+        words = self.sampler.seed.words("workers", first, *rank_place(self.rank), count=1)
         return iter(
             DataLoader(
                 self.dataset,
@@ -132,7 +143,7 @@ class _IndexLists:
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self._first, self._end):
-            for indices, _ in self._loader.chunks(self._loader.sampler.indices(step)):
+            for indices, _ in self._loader.chunks(self._loader.draw(step)):
                 yield indices.tolist()
 
 

@@ -67,6 +67,10 @@ class GaussianNoise:
         self._in_parallel(out, std, self._add)
         return out
 
+    def skip(self) -> None:
+        """Moves on by one draw, which another process makes."""
+        self.draws += 1
+
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream; it names no seed."""
         return {"draws": self.draws}

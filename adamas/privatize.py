@@ -17,6 +17,7 @@ from torch import Tensor
 from adamas import _validate
 from adamas._numerics import accumulation_dtype
 from adamas.clip import clip_weights
+from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
 from adamas.noise import GaussianNoise
@@ -89,6 +90,8 @@ def privatize(
     record: Callable[[], None],
     absolute: bool = False,
     raw: Callable[[Mapping[Tensor, Tensor]], None] | None = None,
+    ranks: Ranks | None = None,
+    place: str = "a release",
 ) -> PrivateGradient:
     """Clips, sums, records, adds noise.
 
@@ -105,6 +108,8 @@ def privatize(
             more than the coordinate does, so the sensitivity is the same.
         raw: Gets a copy of what is released, before the noise, after `record`, which must account for it as
             a release of multiplier 0. For teaching: nothing about such a step is private.
+        ranks: The processes whose engines together make up the logical batch; each of them calls this.
+        place: Where the run is, for an error of a rank that is elsewhere.
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
@@ -140,25 +145,38 @@ def privatize(
         flats, mean = _buffers(geometry)
         for flat, _ in flats:
             flat.zero_()
+    if ranks is not None:
+        facts: dict[str, object] = {"parameters and geometry": _fingerprint(geometry)}
+        facts |= {"noise_multiplier": noise_multiplier, "position of the noise": noise.state_dict()}
+        total_weight = math.fsum(ranks.roll_call(place, facts, total_weight))
+    share = total_weight / expected_batch_size
+    record()
+    if ranks is not None:
+        ranks.sum_on_writer_(flat for flat, _ in flats)
     if absolute:
         for flat, _ in flats:
             flat.abs_()
-    share = total_weight / expected_batch_size
-    record()
     if raw is not None:
         raw({p: _around_centre(geometry, p, g.clone(), share) for p, g in mean.items()})
 
     std = noise_multiplier / expected_batch_size
+    draws_here = ranks is None or ranks.is_writer
     if std > 0 and isinstance(noise, SecureNoise):
         for flat, members in flats:
-            _release_securely(flat, geometry, {p: mean[p] for p in members}, std, share, noise)
+            parts = {p: mean[p] for p in members}
+            _release_securely(flat, geometry, parts, std, share, noise, here=draws_here)
         std *= math.sqrt(noise.variance_factor)
     else:
-        if std > 0 and not isinstance(noise, SecureNoise):
-            for flat, members in flats:
+        for flat, members in flats if std > 0 else ():
+            assert isinstance(noise, GaussianNoise)
+            if draws_here:
                 _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
+            else:
+                noise.skip()
         for p, part in mean.items():
             _around_centre(geometry, p, part, share)
+    if ranks is not None:
+        ranks.send_from_writer_(flat for flat, _ in flats)
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
         if isinstance(s, Tensor):
@@ -174,7 +192,13 @@ def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) ->
     return mean if c is None else mean.add_(c, alpha=1 - share)
 
 
-def _rounding_slack(geometry: Geometry, batch_size: float, secure: bool) -> float:
+def _fingerprint(geometry: Geometry) -> str:
+    """A name for the values of the parameters and their geometry."""
+    centre = geometry.center or {}
+    return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, centre.get(p)))
+
+
+def _rounding_slack(geometry: Geometry, batch_size: float, secure: bool = False) -> float:
     """What rounding in float32 sums may add to the sensitivity: around a centre, or with secure noise."""
     length = math.sqrt(
         math.fsum(
@@ -234,11 +258,20 @@ def _release_securely(
     std: float,
     share: float,
     noise: SecureNoise,
+    *,
+    here: bool,
 ) -> None:
-    """Centre, noise and grid at once: a centre that is added later, times a private share, moves the grid."""
+    """Centre, noise and grid at once: a centre that is added later, times a private share, moves the grid.
+
+    If it is not done here, the draws that another process makes are counted.
+    """
     scales = [geometry.scale[p] for p in parts]
     if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-        noise.release_(flat, std, scales[0])
-        return
-    for p, part in parts.items():
-        noise.release_(part, std, geometry.scale[p], geometry.center_of(p), share)
+        places: list[tuple[Tensor, Value, Value | None, float]] = [(flat, scales[0], None, 0.0)]
+    else:
+        places = [(part, geometry.scale[p], geometry.center_of(p), share) for p, part in parts.items()]
+    for part, scale, center, weight in places:
+        if here:
+            noise.release_(part, std, scale, center, weight)
+        else:
+            noise.skip()

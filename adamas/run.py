@@ -24,6 +24,7 @@ from adamas._words import bound
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints
 from adamas.data_ledger import DataLedger
+from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
 from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
@@ -81,6 +82,7 @@ class PrivateRun:
         data_ledger: What all runs on the data set spend together; None for no such ledger.
         id: The name of the run in it.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
+        ranks: The processes of a data-parallel run; None for a run in one process.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class PrivateRun:
         progress: bool | None,
         raw: bool = False,
         data_ledger: DataLedger | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.id = uuid4().hex
         self.data_ledger = data_ledger
@@ -122,6 +125,11 @@ class PrivateRun:
         self._reserved: dict[str, int] = {}  # in the data set's ledger: how many of each event
         self._recorded: list[tuple[int, float]] = []  # those of the current step, until they are repeated
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
+        self.ranks = ranks
+        self._check_ranks("make_private")
+        if ranks is not None:
+            ranks.share_seed(loader.sampler.seed)
+            self.id = ranks.from_writer(self.id.encode()).decode()
 
     def __len__(self) -> int:
         return self.steps - self.steps_done
@@ -164,7 +172,8 @@ class PrivateRun:
         its reservation, because nobody knows better.
         """
         if self.data_ledger is not None and self._reserved:
-            self.data_ledger.settle(self.id, self._with_repeats().entries)
+            data_ledger, entries = self.data_ledger, self._with_repeats().entries
+            write_once(self.ranks, lambda: data_ledger.settle(self.id, entries))
             self._reserved = {}
 
     def save(self, path: str | Path) -> None:
@@ -174,8 +183,8 @@ class PrivateRun:
         what was spent. An older checkpoint of this name is replaced when the new one is complete.
         """
         every = self.checkpoints.every if self.checkpoints is not None else None
-        checkpoints = Checkpoints(path, every)
-        checkpoints.save(self.state_dict())
+        checkpoints, state = Checkpoints(path, every), self.state_dict()
+        write_once(self.ranks, lambda: checkpoints.save(state))
         self.checkpoints = checkpoints
 
     def extend(
@@ -249,7 +258,12 @@ class PrivateRun:
         A second release on the same batch joins the first one's event. If the run has a budget, a
         release that would exceed it is refused before anything is computed. With `absolute` the magnitudes
         of the summed gradient are released, at the same price: see `adamas.privatize.privatize`.
+        In a data-parallel run all ranks call it, and if it raises on one, it raises on all.
         """
+        with together(self.ranks):
+            return self._privatize(batch, absolute)
+
+    def _privatize(self, batch: Batch, absolute: bool) -> PrivateGradient:
         if not isinstance(batch, Batch) or batch.loader is not self.loader:
             raise TypeError(
                 "Expected a batch of run.batches(): for data from elsewhere nobody knows how it was "
@@ -263,7 +277,7 @@ class PrivateRun:
         check_modules(self.model)
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
         self._check_budget(batch.step)
-        with model_randomness(self.noise.seed, batch.step):
+        with model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)):
             release = privatize(
                 self._engines(batch),
                 self._geometry(),
@@ -273,6 +287,8 @@ class PrivateRun:
                 record=lambda: self._record(batch.step, raw=self.raw and not absolute),
                 absolute=absolute,
                 raw=None if self._raw_moments is None or absolute else self._raw_moments.add,
+                ranks=self.ranks,
+                place=f"step {batch.step + 1}" + (" with absolute=True" if absolute else ""),
             )
         return release
 
@@ -419,8 +435,14 @@ class PrivateRun:
         """Continues a saved run, which must have had the same settings, in a run that is still fresh.
 
         Two runs that continue one state both spend from that point on, and with a given seed they also
-        share their noise: continue a state once.
+        share their noise: continue a state once. In a data-parallel run all ranks load the same state; it may
+        come from another number of ranks.
         """
+        with together(self.ranks):
+            self._load_state_dict(state)
+            self._check_ranks("load_state_dict")
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
         if self.ledger.entries or self.noise.draws:
             raise RuntimeError(
                 "Expected a run that has released nothing: going back would draw the same noise again and "
@@ -482,6 +504,14 @@ class PrivateRun:
             **self._made_with,
         }
 
+    def _check_ranks(self, doing: str) -> None:
+        """Raises on all ranks unless they have the same settings, model and rule."""
+        if self.ranks is not None:
+            facts = self._settings() | training_facts(self.model, self.rule)
+            facts |= {"steps_done": self.steps_done, "accountant": self.accountant}
+            facts |= {"scheduler": type(self.scheduler).__name__, "ema": self.ema_model is None}
+            self.ranks.roll_call(doing, facts)
+
     def _geometry(self) -> Geometry:
         if isinstance(self.rule, Rule):
             return self.rule.geometry().scaled(self.clip_norm)
@@ -528,34 +558,47 @@ class PrivateRun:
             ledger.record_release(self.loader.sampler, step, z)
         return ledger
 
-    def _reserve(self, data_ledger: DataLedger, step: int, multipliers: Sequence[float]) -> None:
-        """Makes sure that the data set's ledger has these releases, and at first all that are planned."""
+    def _plan_to_reserve(
+        self, step: int, multipliers: Sequence[float]
+    ) -> list[tuple[dp_accounting.DpEvent, int]]:
+        """What the data set's ledger must have before these releases; nothing if it has them."""
+        if self.data_ledger is None:
+            return []
         sampler, planned = self.loader.sampler, self.ledger.copy()
         for at, z in [*self._to_repeat, *((step, z) for z in multipliers)]:
             if at <= step:
                 planned.record_release(sampler, at, z)
         needed = _counts(planned.entries)
         if all(count <= self._reserved.get(event, 0) for event, count in needed.items()):
-            return
+            return []
         left = sampler.unit(self.steps - 1) - sampler.unit(step)
         entries = planned.entries
         if left > 0:
             entries.append((sampler.event({0: [self.noise_multiplier]}), left))
-        title = f"{type(self.rule).__name__}, {self.steps} steps, noise multiplier {self.noise_multiplier:g}"
-        data_ledger.reserve(self.id, entries, title=title)
-        self._reserved = _counts(entries)
+        return entries
 
-    def _save_again(self) -> None:
-        assert self.checkpoints is not None
-        self.checkpoints.save(self.state_dict())
-
-    def _record(self, step: int, *, raw: bool) -> None:
-        multipliers = [self.noise_multiplier, 0.0] if raw else [self.noise_multiplier]
-        if self.data_ledger is not None:
-            self._reserve(self.data_ledger, step, multipliers)
+    def _write_ahead(
+        self, step: int, multipliers: Sequence[float], plan: list[tuple[dp_accounting.DpEvent, int]]
+    ) -> None:
+        """Puts releases on disk before they are made."""
+        if plan:
+            assert self.data_ledger is not None
+            title = f"{type(self.rule).__name__}, {self.steps} steps, multiplier {self.noise_multiplier:g}"
+            self.data_ledger.reserve(self.id, plan, title=title)
         if self.checkpoints is not None:
             for z in multipliers:
                 self.checkpoints.release(step, z)
+
+    def _save_again(self) -> None:
+        assert self.checkpoints is not None
+        self.save(self.checkpoints.path)
+
+    def _record(self, step: int, *, raw: bool) -> None:
+        multipliers = [self.noise_multiplier, 0.0] if raw else [self.noise_multiplier]
+        plan = self._plan_to_reserve(step, multipliers)
+        if plan or self.checkpoints is not None:
+            write_once(self.ranks, lambda: self._write_ahead(step, multipliers, plan))
+            self._reserved = _counts(plan) if plan else self._reserved
         # Those of a run that died are recorded when their step comes, whether they are repeated or not.
         due = [release for release in self._to_repeat if release[0] <= step]
         for earlier, z in due:
@@ -621,8 +664,8 @@ SEED_WARNING = (
 
 
 @contextmanager
-def model_randomness(seed: Seed, step: int) -> Iterator[None]:
+def model_randomness(seed: Seed, step: int, *place: int) -> Iterator[None]:
     """Dropout and augmentation as a function of seed and step; the global generators stay as they are."""
     with torch.random.fork_rng():
-        torch.manual_seed(int(seed.words("model", step, count=1)[0]))
+        torch.manual_seed(int(seed.words("model", step, *place, count=1)[0]))
         yield

@@ -35,6 +35,16 @@ class Draw:
     indices: np.ndarray
     padding: int = 0
 
+    def dealt(self, rank: int, world_size: int) -> "Draw":
+        """The share of one rank: every `world_size`-th place, from `rank` on. All shares make up the draw.
+
+        Example:
+            >>> [Draw(np.array([3, 5, 8, 0]), padding=1).dealt(rank, 2) for rank in range(2)]
+            [Draw(indices=array([3, 8]), padding=0), Draw(indices=array([5, 0]), padding=1)]
+        """
+        places = np.arange(rank, len(self.indices), world_size)
+        return Draw(self.indices[places], int((places >= len(self.indices) - self.padding).sum()))
+
 
 class Sampler(ABC):
     """Draws the logical batch of each step, and states the event of a release made on it."""

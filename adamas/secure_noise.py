@@ -131,6 +131,10 @@ class SecureNoise:
         """Fills a contiguous tensor with normal values on the grid."""
         return self.release_(out.zero_(), std)
 
+    def skip(self) -> None:
+        """Moves on by one draw, which another process makes."""
+        self.draws += 1
+
     def state_dict(self) -> dict[str, Any]:
         """How many draws there were; it names no seed."""
         return {"draws": self.draws}

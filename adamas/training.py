@@ -12,11 +12,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
-from adamas._checks import check_modules, check_parameters
+from adamas._checks import check_modules, check_parameters, check_whole
 from adamas._streams import Seed
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
+from adamas.distributed import Distributed, Ranks, raises_together
 from adamas.engines import ENGINES, Loss, trainable_parameters
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.errors import UnsupportedError
@@ -28,6 +29,7 @@ from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
 from adamas.secure_noise import NOISES, SecureNoise
 
 
+@raises_together
 def make_private(
     model: nn.Module,
     rule: torch.optim.Optimizer,
@@ -60,6 +62,7 @@ def make_private(
     checkpoint_every: int | None = None,
     resume: bool = False,
     data_ledger: str | Path | DataLedger | None = None,
+    distributed: Distributed = False,
 ) -> PrivateRun:
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
@@ -106,6 +109,8 @@ def make_private(
             refused.
         data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget. What
             this run plans to release is reserved there before its first release; see `PrivateRun.close`.
+        distributed: True for data-parallel training over the processes that `torchrun` started, or their
+            process group. All arguments must be the same on all of them; the run deals out each batch.
 
     Returns:
         A run: iterate over it to train.
@@ -135,6 +140,7 @@ def make_private(
         >>> round(run.epsilon(), 2), bool((model(x).argmax(1) == data.tensors[1]).float().mean() > 0.9)
         (3.85, True)
     """
+    ranks = Ranks.of(distributed)
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(rule, torch.optim.Optimizer):
@@ -163,6 +169,11 @@ def make_private(
     _validate.positive_or_inf(clip_norm=clip_norm)
     if not isinstance(raw, bool):
         raise TypeError(f"Expected raw={raw!r} to be True or False.")
+    if raw and ranks is not None:
+        raise ValueError(
+            "Expected raw=False with distributed=: moments without noise are kept in one process only. Leave "
+            "out distributed=."
+        )
     if clip_norm == float("inf") and noise_multiplier != 0:
         raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
     _validate.one_of(["auto", *ENGINES], engine=engine)
@@ -197,10 +208,13 @@ def make_private(
             f"Expected sampling={sampling!r} under the relation of the data_ledger, "
             f"{data_ledger.relation.name}, but its relation is {sampler.relation.name}."
         )
+    check_whole(model)
     check_parameters(model, rule)
     check_modules(model)
 
     device = next(iter(trainable_parameters(model).values())).device
+    if ranks is not None:
+        ranks.check_device(device)
     loader = Loader(
         dataset,
         sampler,
@@ -208,6 +222,8 @@ def make_private(
         micro_batch_size=micro_batch_size,
         num_workers=num_workers,
         device=device,
+        rank=0 if ranks is None else ranks.rank,
+        world_size=1 if ranks is None else ranks.world_size,
     )
     with model_randomness(secret, 0):
         rows = np.arange(min(n, PROBE_EXAMPLES))
@@ -250,9 +266,10 @@ def make_private(
         accountant=accountant,
         scheduler=scheduler,
         ema_model=ema,
-        progress=progress,
+        progress=progress if ranks is None or ranks.is_writer else False,
         raw=raw,
         data_ledger=data_ledger,
+        ranks=ranks,
     )
     if checkpoint is not None:
         run.checkpoints = Checkpoints(checkpoint, checkpoint_every)

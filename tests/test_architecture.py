@@ -20,7 +20,7 @@ LAYERS = [
     ["_version", "errors", "_validate", "_numerics", "_streams", "_progress", "_words", "_files"],
     ["_archive", "journal"],
     ["checkpoint"],
-    ["geometry"],
+    ["geometry", "distributed"],
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading", "secure_noise"],
