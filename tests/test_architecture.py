@@ -27,6 +27,8 @@ LAYERS = [
     ["diagnostics"],
     ["run"],
     ["training"],
+    ["_replay"],
+    ["check", "audit"],
     ["finetune"],
     [""],
     ["data", "models"],
@@ -131,6 +133,7 @@ MAY_DRAW = {
 ASKS_FOR_NOISE = {
     ("privatize", "noise.normal_"): "asks the one source of noise for values",
     ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
+    ("audit", "np.random"): "names the type of a generator that _streams makes",
 }
 
 DRAWING = {

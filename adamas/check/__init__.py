@@ -1,9 +1,9 @@
 """Privacy checks of the user's own run, by replays on neighbouring data sets.
 
-    sensitivity   how far one example moves a release
-    noise         the variance of the noise, in every parameter
-    accounting    what is recorded, and how batches are drawn
-    model         whether each example's gradient belongs to it alone, and is the right one
+sensitivity   how far one example moves a release
+noise         the variance of the noise, in every parameter
+accounting    what is recorded, and how batches are drawn
+model         whether each example's gradient belongs to it alone, and is the right one
 """
 
 from adamas import _validate
@@ -38,7 +38,9 @@ CHECKS: list[Check] = [
         releases_recorded,
     ),
     Check(
-        "sampling as stated", "Use a sampler of adamas.sampling, over the whole data set and no other.", sampling
+        "sampling as stated",
+        "Use a sampler of adamas.sampling, over the whole data set and no other.",
+        sampling,
     ),
     Check(
         "examples mixed by a layer",
@@ -54,7 +56,7 @@ CHECKS: list[Check] = [
     ),
     Check(
         "dropout per example",
-        "Draw a mask for each example, of its own rows only: the example axis first, nothing broadcast over it.",
+        "Draw a mask for each example: the example axis first, and nothing broadcast over it.",
         dropout,
     ),
     Check("gradients as autograd's", "Use engine='loop', and report the model.", autograd_gradients),

@@ -84,10 +84,11 @@ class Replay:
         """A run for those who release, and update nothing."""
         return self.fresh(budget=False)
 
-    def places(self, count: int | None = None) -> list[int]:
+    def places(self) -> list[int]:
         """Places of examples that are spread over the data set."""
         n = dataset_length(self.still.loader.dataset)
-        return np.unique(np.linspace(0, n - 1, min(n, count or self._examples)).astype(int)).tolist()
+        spread = np.linspace(0, n - 1, min(n, self._examples)).astype(int)
+        return [int(place) for place in np.unique(spread)]
 
     def examples(self, run: PrivateRun) -> Any:
         """The examples at `places()` as a batch."""

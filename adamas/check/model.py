@@ -39,7 +39,10 @@ def mixed_examples(replay: Replay) -> Outcome:
         if not replay.random:  # alone, dropout would draw another mask
             apart = max(apart, distance(mine, gradients(run, examples_of(run, [place]), 0)))
     compared = "exchanged" if replay.random else "exchanged, and taken away"
-    seen = f"the other {len(places) - 1} examples of a batch {compared}: a gradient moved by {apart:.2g} of itself"
+    others_count = len(places) - 1
+    seen = (
+        f"the other {others_count} examples of a batch {compared}: a gradient moved by {apart:.2g} of itself"
+    )
     return (PASS if apart <= tolerance(run) else FAIL), seen
 
 

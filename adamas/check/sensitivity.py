@@ -94,7 +94,7 @@ def _moves(run: PrivateRun, indices: list[int], random: bool) -> Iterator[float]
     for i in indices:
         others = [j for j in indices if j != i]
         present = _sum(run, [*others, i], step)
-        # Without its row, dropout would draw other masks for the others, which is no influence of the example.
+        # Without its row dropout would draw other masks for the others, which is no influence of its data.
         absent = _sum(run, [*others, i], step, padding=1) if random else _sum(run, others, step)
         yield float((present - absent).norm())
 

@@ -1,4 +1,4 @@
-"""The command line: `adamas train | federated | reproduce | report | explain | epsilon | noise | steps`.
+"""The command line: `adamas train | explain | check | audit | federated | reproduce | report | ...`.
 
 Each family of commands is a file, and `app` what they share. Imports that take long are inside the commands,
 so that the calculators start without them.
@@ -12,7 +12,7 @@ from adamas.cli.app import app
 
 # isort: off
 # In the order of the commands in the help.
-from adamas.cli import training, federated, tables, calculators  # noqa: F401
+from adamas.cli import training, checks, federated, tables, calculators  # noqa: F401
 # isort: on
 
 
