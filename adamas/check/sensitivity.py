@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from adamas._numerics import map_tensors
@@ -71,13 +71,9 @@ def nan_example(replay: Replay) -> Outcome:
         without = _sum(run, indices, step, padding=1)
         for value in (math.nan, math.inf):
             poisoned = _Poisoned(loader, value)
-            run.loader = poisoned.loader()
+            run.loader, run.loss = poisoned.loader(), _with_factors(loss)
             changed = _sum(run, indices, step)
-            run.loader = loader
-            if not poisoned.reached:
-                run.loss = _last_loss(loss, value)
-                changed = _sum(run, indices, step)
-                run.loss = loss
+            run.loader, run.loss = loader, loss
             if not changed.isfinite().all():
                 return FAIL, f"an example with the value {value} makes the release not finite"
             moved.append(float((changed - without).norm()))
@@ -116,17 +112,12 @@ def _times(loss: Loss, factor: float) -> Loss:
     return lambda model, batch: loss(model, batch) * factor
 
 
-def _last_loss(loss: Loss, value: float) -> Loss:
-    def spoiled(model: nn.Module, batch: Any) -> Tensor:
-        losses = loss(model, batch)
-        last = torch.arange(len(losses), device=losses.device) == len(losses) - 1
-        return torch.where(last, losses * value, losses)
-
-    return spoiled
+def _with_factors(loss: Loss) -> Loss:
+    return lambda model, batch: loss(model, batch[0]) * batch[1]
 
 
 class _Poisoned:
-    """A loader that spoils the numbers of the last example of a batch."""
+    """A loader that spoils the numbers of the last example of a batch, or has a factor to spoil its loss."""
 
     def __init__(self, loader: Loader, value: float) -> None:
         self._loader, self._value = loader, value
@@ -137,7 +128,10 @@ class _Poisoned:
         return Loader(old.dataset, old.sampler, collate_fn=self._collate, device=old.device)
 
     def _collate(self, examples: list[Any]) -> Any:
-        return map_tensors(self._spoil, (self._loader.collate_fn or default_collate)(examples))
+        data = map_tensors(self._spoil, (self._loader.collate_fn or default_collate)(examples))
+        factors = torch.ones(len(examples))
+        factors[-1] = 1.0 if self.reached else self._value
+        return data, factors
 
     def _spoil(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
