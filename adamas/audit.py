@@ -1,17 +1,26 @@
 r"""Attacks a run, and returns a lower bound on its epsilon: canaries in one training run.
 
-The audit is that of Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
 :math:`m` canaries take part in the training or do not, each by a fair coin. The auditor watches the releases,
-and guesses the coins of :math:`r` canaries of which it is surest. If all that was released is
-:math:`(\varepsilon, \delta)`-differentially private, then with :math:`q = 1/(1 + e^{-\varepsilon})` at least
-:math:`v` guesses are right with probability at most (their Theorem 5.2)
+and guesses the coins. Its guesses give two bounds, which share the probability of being wrong.
+
+**Whatever the mechanism is** (Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run",
+NeurIPS 2023). The auditor guesses the coins of the :math:`r` canaries of which it is surest. If all that was
+released is :math:`(\varepsilon, \delta)`-differentially private, then with
+:math:`q = 1/(1 + e^{-\varepsilon})` at least :math:`v` guesses are right with probability at most (their
+Theorem 5.2)
 
 .. math::
     P[\mathrm{Bin}(r, q) \ge v]
     + 2 m \delta \max_{1 \le i \le v} \frac{1}{i} P[v > \mathrm{Bin}(r, q) \ge v - i].
 
-Every epsilon for which that is below 5% is refuted. The theorem asks nothing of the mechanism, which may
-adapt to its own releases as rules with a geometry do.
+Every epsilon for which that is too small is refuted. Nothing is asked of the mechanism, which may adapt to
+its own releases as rules with a geometry do. The price is a reach of about :math:`\log m`.
+
+**For independent Gaussians** (the test of Nasr et al., "Tight Auditing of Differentially Private Machine
+Learning", USENIX Security 2023, over the canaries of one run instead of over runs). If the run is what its
+ledger says but for the noise multiplier, then canaries that share no coordinate are independent trials.
+Confidence limits (Clopper and Pearson) of the rates of false and of true alarms refute every noise multiplier
+under whose exact trade-off curve no attack can have both.
 
 The canaries are gradients (Dirac canaries): each has a place in the data set, in the place of an example, and
 a coordinate of its own, along which its gradient is far outside the unit ball. It is sampled, clipped, summed
@@ -19,38 +28,32 @@ and noised like every example. The auditor knows all but the coins, the canaries
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from scipy import stats
-from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
 
 from adamas import _validate
-from adamas._numerics import map_tensors
+from adamas._canaries import Canaries, noiseless_threshold
 from adamas._progress import task_bar
-from adamas._replay import MakeRun, fresh_run, run_geometry
+from adamas._replay import MakeRun, fresh_run
 from adamas._streams import Seed
-from adamas.engines import ENGINES, Engine, EngineFactory, Loss, trainable_parameters
-from adamas.engines.base import empty_sums
-from adamas.geometry import Geometry
-from adamas.loading import Loader, dataset_length
-from adamas.privatize import PrivateGradient
+from adamas.ledger import privacy_profile
 from adamas.run import PrivateRun
-from adamas.sampling import Shuffled, TruncatedPoisson
+from adamas.sampling import TruncatedPoisson
 
-METHOD = "one-run audit with gradient canaries (Steinke, Nasr and Jagielski 2023)"
+METHOD = (
+    "one-run audit with gradient canaries: the larger of the bound of Steinke, Nasr and Jagielski (2023) for "
+    "any mechanism, and that of Clopper-Pearson limits on the trade-off curve for independent Gaussians"
+)
 
-_NAME = "canaries"  # of the engine while a run is audited
-_LENGTH = 100.0  # of a canary's whitened gradient, before it is clipped to 1
-_MOST_CANARIES = 1000
-_DELTA_SHARE = 0.05  # m delta, above which the theorem's second term leaves nothing to see
-_RESOLUTION = 0.01  # of the bound
+_RESOLUTION = 0.01  # of the bound for any mechanism
 _LARGEST = 50.0
+_THRESHOLDS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)  # of a score; one more is for runs without noise
+# Noise multipliers that are tried, 2^(k/8) times the stated one: from half of it to 8 times.
+_FINENESS, _LOWEST, _HIGHEST = 8, -8, 24
+_COSTLY = 60.0  # epsilon, above which a trade-off curve takes too long
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,15 @@ class Audit:
     """What an audit showed.
 
     Attributes:
-        lower_bound: With `confidence`, epsilon is at least this, at the run's delta.
+        lower_bound: With `confidence`, epsilon is at least this: the larger of the next two.
+        any_mechanism: The bound that asks nothing of the mechanism.
+        gaussian: The bound if the run's releases are independent Gaussians, sampled as stated.
         confidence: The probability with which the bound holds.
         claimed: What the run says that it spent.
         delta: The delta of both.
-        reach: The bound that the audit would give if every guess were right: it can refute no claim above.
+        conclusive: Whether the claim would have been refuted if every guess had been right.
         canaries: How many there were, over all runs.
-        guesses: How many coins were guessed for the bound.
+        guesses: How many coins were guessed for `any_mechanism`.
         correct: How many of the guesses were right.
         steps: Steps of each run.
         runs: How many runs were made.
@@ -72,10 +77,12 @@ class Audit:
     """
 
     lower_bound: float
+    any_mechanism: float
+    gaussian: float
     confidence: float
     claimed: float
     delta: float
-    reach: float
+    conclusive: bool
     canaries: int
     guesses: int
     correct: int
@@ -88,7 +95,7 @@ class Audit:
         """A refuted claim is a "fail", one that stands a "pass", one that could not fall "out of reach"."""
         if self.lower_bound > self.claimed:
             return "fail"
-        return "pass" if self.reach > self.claimed else "out of reach"
+        return "pass" if self.conclusive else "out of reach"
 
 
 def audit(
@@ -142,7 +149,7 @@ def audit(
     with task_bar(progress, "audited steps", runs * total) as advance:
         for number in range(runs):
             run = fresh_run(make_run) if number else run
-            planted = _Canaries(run, canaries, secret.generator("canaries", number))
+            planted = Canaries(run, canaries, secret.generator("canaries", number))
             with planted.in_place():
                 for step in run:
                     planted.watch(step.release)
@@ -153,13 +160,20 @@ def audit(
             coins.append(planted.included)
             claimed = max(claimed, run.epsilon())
     included = np.concatenate(coins)
-    found = bound(np.concatenate(scores), included, run.delta, confidence)
+    half = (1 + confidence) / 2
+    found = bound(np.concatenate(scores), included, run.delta, half)
+    perfect = np.where(included, np.inf, -np.inf)
+    curves = _Curves(run, total, claimed)
+    gaussian = curves.bound(np.concatenate(scores), included, half)
+    conclusive = bound(perfect, included, run.delta, half)[0] > claimed
     return Audit(
-        lower_bound=found[0],
+        lower_bound=max(found[0], gaussian),
+        any_mechanism=found[0],
+        gaussian=gaussian,
         confidence=confidence,
         claimed=claimed,
         delta=run.delta,
-        reach=bound(included.astype(float), included, run.delta, confidence)[0],
+        conclusive=conclusive or curves.refuted(perfect, included, half),
         canaries=len(included),
         guesses=found[1],
         correct=found[2],
@@ -228,196 +242,84 @@ def _refuted(m: int, guesses: int, correct: int, delta: float, level: float) -> 
     return max(ticks - 1, 0) * _RESOLUTION
 
 
-class _Canaries:
-    """Canaries in a run: where they are, what they do to a batch, and how much they look as if they were in.
+class _Curves:
+    """The trade-off curves of a run with another noise multiplier, and what guesses refute of them.
 
     Args:
-        run: A fresh run, which is changed.
-        count: How many canaries; None for as many as make sense.
-        generator: Draws places, coordinates and coins.
+        run: A run that was audited.
+        steps: How many steps of it.
+        claimed: What it says that they cost.
     """
 
-    def __init__(self, run: PrivateRun, count: int | None, generator: np.random.Generator) -> None:
-        n = dataset_length(run.loader.dataset)
-        params = list(trainable_parameters(run.model).values())
-        sizes = np.cumsum([0, *(p.numel() for p in params)])
-        most = min(n, int(sizes[-1]))
-        if count is None:
-            count = max(1, min(_MOST_CANARIES, n // 2, int(sizes[-1]), int(_DELTA_SHARE / run.delta)))
-        if count > most:
-            raise ValueError(
-                f"Expected canaries={count} <= {most}: each takes the place of one of {n} examples, and one "
-                f"of {sizes[-1]} parameters. Give runs= for more."
+    def __init__(self, run: PrivateRun, steps: int, claimed: float) -> None:
+        self._run, self._steps, self._claimed = run, steps, claimed
+        # The auditor of truncated batches does not know the examples' share, so nothing is independent.
+        truncated = isinstance(run.loader.sampler, TruncatedPoisson)
+        self._usable = run.private and claimed <= _COSTLY and not truncated
+        self._known: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
+        self._thresholds = (*_THRESHOLDS, noiseless_threshold(run, steps)) if self._usable else _THRESHOLDS
+
+    def bound(self, scores: np.ndarray, included: np.ndarray, confidence: float) -> float:
+        """The epsilon of the least noise that is refuted, 0 if none is."""
+        if not self._usable:
+            return 0.0
+        limits = rates(scores, included, confidence, self._thresholds)
+        low, high = (_LOWEST, 0) if self._refuted(0, limits) else (1, _HIGHEST)
+        if not self._refuted(high, limits):
+            return 0.0
+        while low < high:  # more noise is refuted more easily
+            middle = (low + high) // 2
+            if self._refuted(middle, limits):
+                high = middle
+            else:
+                low = middle + 1
+        return math.floor(self._curve(high)[2] / _RESOLUTION) * _RESOLUTION
+
+    def refuted(self, scores: np.ndarray, included: np.ndarray, confidence: float) -> bool:
+        """Whether the stated noise is refuted."""
+        return self._usable and self._refuted(0, rates(scores, included, confidence, self._thresholds))
+
+    def _refuted(self, place: int, limits: list[tuple[float, float]]) -> bool:
+        epsilons, deltas, _ = self._curve(place)
+        return any(false < least_false_rate(true, epsilons, deltas) for true, false in limits)
+
+    def _curve(self, place: int) -> tuple[np.ndarray, np.ndarray, float]:
+        if place not in self._known:
+            sampler = self._run.loader.sampler
+            z = self._run.noise_multiplier * 2 ** (place / _FINENESS)
+            event = sampler.plan(z, self._steps)
+            self._known[place] = privacy_profile(
+                event, self._run.delta, sampler.relation, interval=self._claimed / 1000 or 0.01
             )
-        self.run, self._engine = run, run.engine
-        self.included = generator.random(count) < 0.5
-        self.scores = np.zeros(count)
-        # -1 for an example, else the number of the canary in its place.
-        self.who = np.full(n, -1)
-        self.who[generator.choice(n, count, replace=False)] = np.arange(count)
-        flat = generator.choice(int(sizes[-1]), count, replace=False)
-        owner = np.searchsorted(sizes, flat, side="right") - 1
-        self._coordinates: dict[Tensor, tuple[Tensor, Tensor]] = {
-            p: (torch.from_numpy(np.flatnonzero(owner == i)), torch.from_numpy(flat[owner == i] - sizes[i]))
-            for i, p in enumerate(params)
-        }
-        self._known = np.zeros(count)
-        self._geometry = _at(run_geometry(run), self._coordinates)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The run trains with the canaries."""
-        old = self.run.loader
-        self.run.loader = Loader(
-            _Numbered(old.dataset, self.who),
-            old.sampler,
-            collate_fn=_NumberedCollate(old),
-            micro_batch_size=old.micro_batch_size,
-            num_workers=old.num_workers,
-            device=old.device,
-        )
-        ENGINES[_NAME], self.run.engine = self._make_engine, _NAME
-        try:
-            yield
-        finally:
-            del ENGINES[_NAME]
-            self.run.loader, self.run.engine = old, self._engine
-
-    def watch(self, release: PrivateGradient) -> None:
-        """Adds what a release tells of each canary: a logarithm of likelihoods, in or out."""
-        sampler, z = self.run.loader.sampler, self.run.noise_multiplier
-        seen = np.zeros(len(self.scores))
-        for p, (numbers, places) in self._coordinates.items():
-            c, s = self._geometry[p]
-            value = release.mean[p].reshape(-1)[places.to(p.device)].double().cpu().numpy()
-            seen[numbers.numpy()] = (value - c) / s * sampler.batch_size
-        seen -= self._known
-        if z > 0:
-            q = 1.0 if isinstance(sampler, Shuffled) else sampler.rate
-            with np.errstate(all="ignore"):
-                seen = np.logaddexp(math.log1p(-q) if q < 1 else -np.inf, math.log(q) + (seen - 0.5) / z**2)
-        self.scores += np.nan_to_num(seen)  # what is not a number tells nothing
-        self._known = np.zeros(len(self.scores))
-        self._geometry = _at(run_geometry(self.run), self._coordinates)
-
-    def _make_engine(self, model: nn.Module, loss: Loss, data: Any) -> Engine:
-        numbers, batch = data
-        return _Planted(self, numbers.cpu().numpy(), model, loss, batch)
-
-    def inner(self, model: nn.Module, loss: Loss, batch: Any) -> Engine:
-        """The run's own engine, for the examples."""
-        factory: EngineFactory = ENGINES[self._engine]
-        return factory(model, loss, batch)
-
-    def add(self, p: Tensor, out: Tensor, geometry: Geometry, weights: np.ndarray) -> None:
-        """Adds the gradients `c + s L e` of the canaries to a sum, given the weight of each."""
-        c, s = geometry.center_of(p), geometry.scale[p]
-        if c is not None:
-            out.add_(c, alpha=float(weights.sum()))
-        numbers, places = self._coordinates[p][0], self.places(p)
-        added = torch.from_numpy(weights)[numbers].to(out) * _LENGTH
-        scale = s.expand(p.shape).reshape(-1)[places] if isinstance(s, Tensor) else s
-        out.view(-1).index_add_(0, places, added * scale)
-
-    def note(self, p: Tensor, added: Tensor, weight: float) -> None:
-        """Notes what the examples put on the canaries' coordinates, which the auditor knows."""
-        if isinstance(self.run.loader.sampler, TruncatedPoisson):
-            return  # who was cut away tells of the canaries
-        numbers, _ = self._coordinates[p]
-        c, s = self._geometry[p]
-        batch_size = self.run.loader.sampler.batch_size
-        self._known[numbers.numpy()] += (added.double().cpu().numpy() - weight * c) / s * batch_size
-
-    def places(self, p: Tensor) -> Tensor:
-        """The canaries' coordinates in a parameter."""
-        return self._coordinates[p][1].to(p.device)
+        return self._known[place]
 
 
-class _Planted:
-    """An engine for a batch with canaries: the run's own one for the examples, and the canaries beside it."""
-
-    def __init__(
-        self, canaries: _Canaries, numbers: np.ndarray, model: nn.Module, loss: Loss, batch: Any
-    ) -> None:
-        self._canaries, self._numbers = canaries, numbers
-        self._examples = torch.from_numpy(np.flatnonzero(numbers < 0))
-        self._params = list(trainable_parameters(model).values())
-        self._inner: Engine | None = None
-        if len(self._examples):
-            rows = self._examples
-            self._inner = canaries.inner(model, loss, map_tensors(lambda x: x[rows.to(x.device)], batch))
-        self._geometry: Geometry | None = None
-
-    def norms(self, geometry: Geometry) -> Tensor:
-        """See `Engine.norms`. A canary that does not take part is like an example without a finite norm."""
-        self._geometry = geometry
-        result = torch.from_numpy(np.where(self._present(), _LENGTH, math.inf)).to(self._params[0].device)
-        if self._inner is not None:
-            result[self._examples.to(result.device)] = self._inner.norms(geometry)
-        return result
-
-    def weighted_sum(
-        self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
-    ) -> Mapping[Tensor, Tensor]:
-        """See `Engine.weighted_sum`."""
-        assert self._geometry is not None
-        result = empty_sums(self._params) if out is None else out
-        if out is None or not accumulate:
-            for total in result.values():
-                total.zero_()
-        if self._inner is not None:
-            own = weights[self._examples.to(weights.device)]
-            places = {p: self._canaries.places(p) for p in result}
-            before = {p: total.view(-1)[places[p]] for p, total in result.items()}
-            self._inner.weighted_sum(own, result, accumulate=True)
-            for p, total in result.items():
-                self._canaries.note(p, total.view(-1)[places[p]] - before[p], float(own.sum()))
-        rows = self._present()
-        mine = np.zeros(len(self._canaries.scores))
-        np.add.at(mine, self._numbers[rows], weights.cpu().double().numpy()[rows])
-        for p, total in result.items():
-            self._canaries.add(p, total, self._geometry, mine)
-        return result
-
-    def _present(self) -> np.ndarray:
-        """Which rows are canaries that take part."""
-        rows: np.ndarray = (self._numbers >= 0) & self._canaries.included[self._numbers]
-        return rows
+def rates(
+    scores: np.ndarray, included: np.ndarray, confidence: float, thresholds: Sequence[float]
+) -> list[tuple[float, float]]:
+    """For each threshold the least rate of true alarms and the largest one of false ones."""
+    level = (1 - confidence) / (2 * len(thresholds))
+    inside, outside = scores[included], scores[~included]
+    limits = []
+    for threshold in thresholds:
+        true, false = int((inside > threshold).sum()), int((outside > threshold).sum())
+        least = float(stats.beta.ppf(level, true, len(inside) - true + 1)) if true else 0.0
+        most = 1.0
+        if false < len(outside):
+            most = float(stats.beta.ppf(1 - level, false + 1, len(outside) - false))
+        limits.append((least, most))
+    return limits
 
 
-class _Numbered(Dataset[Any]):
-    """Each example with the number of the canary in its place, or -1."""
+def least_false_rate(true_rate: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """The fewest false alarms of an attack with so many true ones, on a mechanism with this privacy profile.
 
-    def __init__(self, dataset: Dataset[Any], who: np.ndarray) -> None:
-        self._dataset, self._who = dataset, who
-
-    def __len__(self) -> int:
-        return len(self._who)
-
-    def __getitem__(self, index: int) -> tuple[int, Any]:
-        return int(self._who[index]), self._dataset[index]
-
-
-class _NumberedCollate:
-    """Joins numbers and examples, the examples as the run does."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._collate = loader.collate_fn or default_collate
-
-    def __call__(self, pairs: list[tuple[int, Any]]) -> tuple[Tensor, Any]:
-        numbers, examples = zip(*pairs, strict=True)
-        return torch.tensor(numbers), self._collate(list(examples))
-
-
-def _at(
-    geometry: Geometry, coordinates: Mapping[Tensor, tuple[Tensor, Tensor]]
-) -> dict[Tensor, tuple[np.ndarray, np.ndarray]]:
-    """Centre and scale at the canaries' coordinates, copied before the rule changes them."""
-    result = {}
-    for p, (_, places) in coordinates.items():
-        values = []
-        for value in (geometry.center_of(p), geometry.scale[p]):
-            whole = torch.as_tensor(0.0 if value is None else value, dtype=torch.float64).cpu()
-            values.append(whole.expand(p.shape).reshape(-1)[places].numpy().copy())
-        result[p] = (values[0], values[1])
-    return result
+    Example:
+        >>> least_false_rate(0.8, np.array([1.0]), np.array([0.0])) > 0.29
+        True
+    """
+    return max(
+        0.0,
+        float(((true_rate - deltas) * np.exp(-epsilons)).max()),
+        float((1 - deltas - np.exp(epsilons) * (1 - true_rate)).max()),
+    )

@@ -28,6 +28,7 @@ LAYERS = [
     ["run"],
     ["training"],
     ["_replay"],
+    ["_canaries"],
     ["check", "audit"],
     ["finetune"],
     [""],
@@ -133,7 +134,7 @@ MAY_DRAW = {
 ASKS_FOR_NOISE = {
     ("privatize", "noise.normal_"): "asks the one source of noise for values",
     ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
-    ("audit", "np.random"): "names the type of a generator that _streams makes",
+    ("_canaries", "np.random"): "names the type of a generator that _streams makes",
 }
 
 DRAWING = {

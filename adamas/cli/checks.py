@@ -80,7 +80,10 @@ def audit(
                 ["verdict", f"{result.verdict}: {_MEANING[result.verdict]}"],
                 ["lower bound", f"epsilon >= {result.lower_bound:.2f}, with confidence {confidence:g}"],
                 ["claimed", f"epsilon <= {bound(result.claimed)}, at delta {result.delta:g}"],
-                ["reach", f"{result.reach:.2f}, if every guess were right"],
+                [
+                    "of it",
+                    f"{result.any_mechanism:.2f} for any mechanism, {result.gaussian:.2f} for Gaussians",
+                ],
                 ["guesses", f"{result.correct} of {result.guesses} right, {result.canaries} canaries"],
                 ["watched", f"{result.steps} steps of {result.runs} run{'s' * (result.runs > 1)}"],
                 ["method", result.method],
@@ -93,7 +96,7 @@ def audit(
 _MEANING = {
     "pass": "the attack refutes nothing, and would have seen a run without noise",
     "fail": "the run is less private than it says",
-    "out of reach": "the attack refutes nothing, but no attack with so few canaries could; give --runs",
+    "out of reach": "the attack refutes nothing, but it could not have; give more canaries or --runs",
 }
 
 
