@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -324,3 +326,13 @@ def test_an_option_without_sense_is_one_line(capsys, folder, option):
     code, printed, error = call(capsys, "audit", "module_of_the_audit:make_run", option)
     assert (code, printed) == (2, "")
     assert error.count("\n") == 1
+
+
+def test_the_module_of_the_page_makes_runs():
+    page = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {}
+    exec(block, names)
+    result = audit(names["make_run"], canaries=20, steps=2, seed=0)
+    assert result.claimed < 5.0
+    assert result.verdict != "fail"
