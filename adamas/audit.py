@@ -199,7 +199,7 @@ def bound(
     Example:
         >>> scores = np.arange(100.0)
         >>> bound(scores, scores >= 50, delta=1e-6, confidence=0.95)
-        (2.87, 80, 80)
+        (2.68, 80, 80)
     """
     m = len(scores)
     order = np.argsort(-scores, kind="stable")
@@ -222,7 +222,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
     Example:
         >>> round(p_value(100, 100, 90, epsilon=1.0, delta=0.0), 5), p_value(10, 10, 5, 0.0, 0.0) > 0.5
-        (6e-05, True)
+        (3e-05, True)
     """
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, q))

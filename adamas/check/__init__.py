@@ -98,7 +98,7 @@ def check(make_run: MakeRun, *, examples: int = 8, progress: bool | None = None)
         ...     return adamas.make_private(
         ...         model, adamas.rules.Adam(model.parameters()), data,
         ...         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
-        ...         batch_size=10, steps=20, noise_multiplier=1.0, delta=1e-3)
+        ...         batch_size=10, steps=20, noise_multiplier=1.0, delta=1e-3, accountant="rdp")
         >>> rows = check(make_run)
         >>> rows[0].verdict, [row.name for row in rows if row.verdict == "fail"]
         ('pass', [])
