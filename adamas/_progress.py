@@ -61,5 +61,32 @@ def progress_bar(
         yield advance
 
 
+@contextmanager
+def task_bar(enabled: bool | None, words: str, total: int) -> Iterator[Callable[[], None]]:
+    """Shows how much of something is done; yields a function that advances by one.
+
+    Args:
+        enabled: See `progress_bar`.
+        words: What is counted.
+        total: How many there are.
+    """
+    if enabled is None:
+        enabled = sys.stderr.isatty() and not os.environ.get("CI")
+    if not enabled:
+        yield _nothing
+        return
+    columns = (
+        TextColumn(words),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as display:
+        task = display.add_task("", total=total)
+        yield lambda: display.advance(task)
+
+
 def _nothing() -> None:
     pass

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import dp_accounting
@@ -225,6 +226,20 @@ def epsilon_curve(
     # The finer value of the end bounds what came before it, too.
     bounded = np.minimum.accumulate(values[::-1])[::-1]
     return np.repeat(bounded, np.diff(places, prepend=0))
+
+
+@lru_cache(maxsize=64)
+def privacy_profile(
+    event: dp_accounting.DpEvent, delta: float, relation: NeighboringRelation, *, interval: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Epsilons with the delta of each, which are the trade-off curve of an event, and its epsilon at delta.
+
+    By PLD with cells of about this width: an upper bound. The epsilons end where delta is 1e-12.
+    """
+    width = min(max(interval, _COARSE), 10 * _COARSE)
+    composed = _composed(_pld(relation, width), [(_joined(event), 1)])
+    epsilons = np.linspace(0.0, composed.get_epsilon(1e-12), 128)
+    return epsilons, np.asarray(composed.get_delta(epsilons.tolist())), float(composed.get_epsilon(delta))
 
 
 def supports(accountant: str, event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:

@@ -29,6 +29,9 @@ LAYERS = [
     ["diagnostics"],
     ["run"],
     ["training"],
+    ["_replay"],
+    ["_canaries"],
+    ["check", "audit"],
     ["finetune"],
     [""],
     ["data", "models"],
@@ -137,6 +140,7 @@ ASKS_FOR_NOISE = {
     ("federated.partition", "np.random"): "names the type of a generator that _streams makes",
     ("federated.partition", "generator.multinomial"): "spreads public data with such a generator",
     ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
+    ("_canaries", "np.random"): "names the type of a generator that _streams makes",
 }
 
 DRAWING = {

@@ -1,4 +1,4 @@
-"""The command line: `adamas train | sweep | ledger | federated | reproduce | report | epsilon | ...`.
+"""The command line: `adamas train | sweep | check | audit | federated | reproduce | report | ...`.
 
 Each family of commands is a file, and `app` what they share. Imports that take long are inside the commands,
 so that the calculators start without them.
@@ -12,7 +12,7 @@ from adamas.cli.app import app
 
 # isort: off
 # In the order of the commands in the help.
-from adamas.cli import training, budgets, federated, tables, calculators  # noqa: F401
+from adamas.cli import training, budgets, checks, federated, tables, calculators  # noqa: F401
 # isort: on
 
 

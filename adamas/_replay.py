@@ -1,0 +1,87 @@
+"""Replays of a run's door on chosen examples: what `adamas.check` and `adamas.audit` share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adamas.engines import trainable_parameters
+from adamas.geometry import Geometry
+from adamas.loading import Batch
+from adamas.noise import GaussianNoise
+from adamas.privatize import PrivateGradient
+from adamas.rules.base import Rule
+from adamas.run import PrivateRun
+from adamas.sampling import Draw
+
+MakeRun = Callable[[], PrivateRun]
+"""The user's function: a fresh run at each call."""
+
+
+class Silent(GaussianNoise):
+    """Noise that is 0, so that a release shows the clipped sum. For replays, whose result nobody sees."""
+
+    def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+        """Fills with zeros."""
+        return out.zero_()
+
+    def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+        """Adds nothing."""
+        return out
+
+
+def fresh_run(make_run: MakeRun) -> PrivateRun:
+    """Calls the user's function, and sees that it gives a run that has released nothing."""
+    run = make_run()
+    if not isinstance(run, PrivateRun):
+        raise TypeError(
+            f"Expected make_run() to return what adamas.make_private returns, got {type(run).__name__}."
+        )
+    if run.steps_done or run.ledger.entries:
+        raise ValueError(
+            "Expected make_run() to return a fresh run at each call, got one that has released something. "
+            "Make model, rule and run inside the function."
+        )
+    run.progress = False  # the command has a bar of its own
+    return run
+
+
+def run_geometry(run: PrivateRun) -> Geometry:
+    """The geometry of the next release, which is public."""
+    if isinstance(run.rule, Rule):
+        return run.rule.geometry().scaled(run.clip_norm)
+    return Geometry.ball(trainable_parameters(run.model).values(), run.clip_norm)
+
+
+def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> PrivateGradient:
+    """The run's own release on these examples, the last of which may be padding."""
+    draw = Draw(np.asarray(indices, dtype=np.int64), padding)
+    return run.privatize(Batch(step, draw, run.loader, None))
+
+
+def whitened_sums(run: PrivateRun, release: PrivateGradient, geometry: Geometry) -> dict[Tensor, Tensor]:
+    """`B (g~ - c)/s`: the noisy clipped sum that a release stands for, flat and in float64."""
+    batch_size = run.loader.sampler.batch_size
+    sums = {}
+    for p, mean in release.mean.items():
+        c, s = geometry.center_of(p), geometry.scale[p]
+        shifted = mean.double() if c is None else mean.double() - _double(c)
+        sums[p] = (shifted / _double(s) * batch_size).reshape(-1)
+    return sums
+
+
+def joined(sums: dict[Tensor, Tensor]) -> Tensor:
+    """The sums of all parameters as one vector."""
+    return torch.cat([value.cpu() for value in sums.values()])
+
+
+def examples_of(run: PrivateRun, indices: Sequence[int]) -> Any:
+    """These examples as a batch, as the run loads them."""
+    rows = np.asarray(indices, dtype=np.int64)
+    return run.loader.check(run.loader.fetch(rows), rows)
+
+
+def _double(value: Tensor | float) -> Tensor | float:
+    return value.double() if isinstance(value, Tensor) else value

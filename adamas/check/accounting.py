@@ -1,0 +1,123 @@
+"""Whether what is released is recorded, at the right price, and sampled as the accountant was told."""
+
+import math
+from itertools import islice
+
+import dp_accounting
+import numpy as np
+from scipy import stats
+
+from adamas._replay import release_of
+from adamas._words import bound
+from adamas.check.base import (
+    FAIL,
+    FALSE_ALARM,
+    NOT_APPLICABLE,
+    PASS,
+    Outcome,
+    Replay,
+    recorded_events,
+)
+from adamas.ledger import ACCOUNTANTS, quiet_accountants
+from adamas.loading import dataset_length
+from adamas.run import PrivateRun
+from adamas.sampling import Shuffled, TruncatedPoisson
+
+_STEPS = 3
+_BATCHES, _LEAST_DRAWN = 64, 4000  # batches that are drawn from a sampler, and examples in them
+
+
+def releases_recorded(replay: Replay) -> Outcome:
+    """Counts events beside releases, and composes them once more, from rate, noise and steps alone."""
+    run = replay.fresh()
+    sampler = run.loader.sampler
+    for step in islice(run, _STEPS):
+        events, expected = recorded_events(run), sampler.unit(step.number - 1) + 1
+        if events != expected:
+            return FAIL, f"{step.number} releases left {events} events in the ledger, not {expected}"
+    if not run.private:
+        endless = run.epsilon() == math.inf
+        return (PASS if endless else FAIL), (
+            f"releases without noise, and an {'infinite' if endless else 'finite'} epsilon"
+        )
+    done, z = run.steps_done, run.noise_multiplier
+    budget, run.budget = run.budget, None
+    release_of(run, [], done - 1)  # a second one on the last batch joins its event
+    spent, direct = run.epsilon(), _composed(run, z, done, twice=True)
+    seen = (
+        f"{done} steps and one more release on the last batch: epsilon {bound(spent)}, composed directly "
+        f"{bound(direct)}"
+    )
+    covered = spent >= direct * (1 - 1e-6)
+    if budget is not None:
+        planned = _composed(run, z, run.steps)
+        seen += f"; all {run.steps} steps {bound(planned)} of {budget:g}"
+        covered = covered and planned <= budget * (1 + 1e-6)
+    return (PASS if covered else FAIL), seen
+
+
+def sampling(replay: Replay) -> Outcome:
+    """Draws batches, and compares who took part with the rate that the accountant was told."""
+    sampler = replay.still.loader.sampler
+    n, q = dataset_length(replay.still.loader.dataset), sampler.rate
+    if isinstance(sampler, Shuffled):
+        for epoch in range(2):
+            first = epoch * sampler.steps_per_epoch()
+            drawn = [sampler.indices(first + i).indices for i in range(sampler.steps_per_epoch())]
+            if not np.array_equal(np.sort(np.concatenate(drawn)), np.arange(n)):
+                return FAIL, f"epoch {epoch + 1} does not take every example once"
+        return PASS, "each of two epochs takes every example once"
+    batches = max(_BATCHES, _LEAST_DRAWN // sampler.batch_size)
+    counts = np.zeros(n, dtype=np.int64)
+    for step in range(batches):
+        draw = sampler.indices(step)
+        chosen = draw.indices[: len(draw.indices) - draw.padding]
+        if len(np.unique(chosen)) != len(chosen):
+            return FAIL, f"the batch of step {step + 1} has an example twice"
+        counts[chosen] += 1
+    taken = int(counts.sum())
+    p_values = [
+        float(stats.binom.sf(taken - 1, n * batches, q)),
+        n * float(stats.binom.sf(counts.max() - 1, batches, q)),
+    ]
+    if not isinstance(sampler, TruncatedPoisson):  # where fewer are to be expected
+        p_values.append(float(stats.binom.cdf(taken, n * batches, q)))
+    least = min(1.0, len(p_values) * min(p_values))
+    seen = (
+        f"in {batches} batches an example took part with probability {taken / n / batches:.4g}, stated "
+        f"{q:.4g}, and the busiest one {counts.max()} times; p = {least:.2g}, where {FALSE_ALARM:g} is a "
+        "false alarm's"
+    )
+    return (PASS if least >= FALSE_ALARM else FAIL), seen
+
+
+def ranks_seeds(replay: Replay) -> Outcome:
+    """Compares the random streams of the processes that train together."""
+    # A run over several processes is compared here: what each rank would draw as coins and as noise for
+    # one step is gathered, and must be one stream where the ranks share it and different ones elsewhere.
+    assert replay.still.noise.seed is not None
+    return NOT_APPLICABLE, "the run is in one process"
+
+
+def _composed(run: PrivateRun, z: float, steps: int, *, twice: bool = False) -> float:
+    """The epsilon of so many releases, by dp-accounting and no ledger; `twice`: two on the last batch."""
+    sampler, n = run.loader.sampler, dataset_length(run.loader.dataset)
+    if isinstance(sampler, Shuffled):
+        steps = -(-steps // sampler.steps_per_epoch())  # an example is in one batch of an epoch
+    last = z / math.sqrt(2) if twice else z
+    accountant = ACCOUNTANTS[run.accountant](sampler.relation)
+    with quiet_accountants():
+        for multiplier, count in ((z, steps - 1), (last, 1)):
+            event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(multiplier)
+            if isinstance(sampler, TruncatedPoisson):
+                event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+                    dataset_size=n,
+                    sampling_probability=sampler.batch_size / n,
+                    truncated_batch_size=sampler.max_batch_size,
+                    noise_multiplier=multiplier,
+                )
+            elif not isinstance(sampler, Shuffled):
+                event = dp_accounting.PoissonSampledDpEvent(sampler.batch_size / n, event)
+            if count:
+                accountant.compose(event, count)
+        return float(accountant.get_epsilon(run.delta))
