@@ -503,3 +503,25 @@ def test_the_command_shows_a_bar_if_asked(capsys, folder):
     code, _, error = call(capsys, "check", "module_of_the_check:make_run", "--progress", "--examples", "2")
     assert code == 0
     assert "checks" in error
+
+
+@pytest.mark.parametrize(("streams", "verdict"), [("same", PASS), ("different", FAIL)])
+def test_ranks_must_share_one_stream(streams, verdict):
+    """The other rank says what it knows of its stream; a real pair of processes is in test_distributed.py."""
+    told = []
+
+    class Ranks:
+        world_size = 2
+
+        def roll_call(self, doing, facts):
+            told.append(facts)
+            if streams == "different":
+                raise adamas.DistributedError("Expected the same random streams on all ranks.")
+
+    def make_run():
+        run = maker(seed=1)()
+        run.ranks = Ranks()
+        return run
+
+    assert look("ranks' seeds", make_run)[0] == verdict
+    assert len(told[0]["random streams"]) == 8

@@ -157,8 +157,12 @@ def test_ctrl_c_after_the_record_costs_what_it_recorded(place, monkeypatch):
 
 
 def test_no_example_is_refused():
+    model = make_model()
     with pytest.raises(ValueError, match="at least one example"):
-        make_run(data=make_data(0))
+        adamas.make_private(
+            model, rules.SGD(model.parameters()), make_data(0), loss,
+            batch_size=1, steps=1, noise_multiplier=1.0, delta=1e-3,
+        )  # fmt: skip
 
 
 def test_one_example_trains():

@@ -18,6 +18,7 @@ from adamas.check.base import (
     Replay,
     recorded_events,
 )
+from adamas.errors import DistributedError
 from adamas.ledger import ACCOUNTANTS, quiet_accountants
 from adamas.loading import dataset_length
 from adamas.run import PrivateRun
@@ -92,11 +93,16 @@ def sampling(replay: Replay) -> Outcome:
 
 
 def ranks_seeds(replay: Replay) -> Outcome:
-    """Compares the random streams of the processes that train together."""
-    # A run over several processes is compared here: what each rank would draw as coins and as noise for
-    # one step is gathered, and must be one stream where the ranks share it and different ones elsewhere.
-    assert replay.still.noise.seed is not None
-    return NOT_APPLICABLE, "the run is in one process"
+    """Compares the random streams of the processes that train together: one draw, dealt out to the ranks."""
+    run = replay.still
+    if run.ranks is None:
+        return NOT_APPLICABLE, "the run is in one process"
+    words = run.noise.seed.words("adamas check", count=8).tolist()
+    try:
+        run.ranks.roll_call("adamas check", {"random streams": words})
+    except DistributedError as error:
+        return FAIL, str(error)
+    return PASS, f"{run.ranks.world_size} ranks share one stream, and each takes its share of a draw"
 
 
 def _composed(run: PrivateRun, z: float, steps: int, *, twice: bool = False) -> float:
