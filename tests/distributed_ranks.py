@@ -317,6 +317,36 @@ def save_and_resume(rank, folder, odd=False):
     return len(written), buffer.getvalue(), outcome(later)
 
 
+def checkpoints_by_itself(rank, folder):
+    """Five of six steps with automatic checkpoints and a data set's ledger; then the same call goes on."""
+    options = {
+        "checkpoint": Path(folder) / "run.safetensors",
+        "checkpoint_every": 2,
+        "resume": True,
+        "data_ledger": Path(folder) / "data.ledger",
+        "distributed": True,
+    }
+    run = make_run(**options)
+    for step in run:
+        if step.number == 5:
+            break
+    journal = Path(folder) / "run.safetensors.journal"
+    records = journal.stat().st_size // 16
+    later = make_run(**options)
+    return run.id, later.id, later.steps_done, records, outcome(later)
+
+
+def journal_on_a_full_disk(rank, folder):
+    """The journal of rank 0 cannot be written."""
+    run = make_run(distributed=True)
+    path = Path(folder) / "full.safetensors"
+    run.save(path)
+    if rank == 0:
+        path.with_name(path.name + ".journal").symlink_to("/dev/full")
+    for _ in run:
+        pass
+
+
 def fail_to_write(rank):
     write_once(make_run(distributed=True).ranks, _no_disk)
 

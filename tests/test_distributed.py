@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import adamas
+from adamas._archive import read_archive
 from adamas.distributed import Ranks, fingerprint
 from adamas.rules import RULES
 from adamas.sampling import Draw, Poisson
@@ -270,6 +271,13 @@ def test_fingerprints_tell_single_bits_apart():
     assert fingerprint([object()]) == fingerprint([object()])  # no address is in a name
 
 
+@pytest.mark.parametrize("rule", ["macadam", "sgd"])
+def test_secure_noise_is_drawn_once_for_two_ranks(pool, rule):
+    mine, other = pool(ranks.train, rule=rule, noise="secure", seed=None)
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
 # --- checkpoints, and ranks that end ------------------------------------------------------------------------
 
 
@@ -292,6 +300,32 @@ def test_a_checkpoint_is_written_once_and_resumes_on_two_ranks_and_on_one(pool, 
 def test_ranks_that_load_different_states_are_refused(pool, tmp_path):
     for failure in pool(ranks.save_and_resume, str(tmp_path), odd=True):
         assert "Expected the same model's values on all ranks at load_state_dict" in failure.text
+
+
+def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp_path):
+    ledger = adamas.DataLedger.create(tmp_path / "data.ledger", epsilon=50.0, delta=1e-3, accountant="rdp")
+    mine, other = pool(ranks.checkpoints_by_itself, str(tmp_path))
+    assert mine[:4] == other[:4]
+    first, later, steps_done, records = mine[:4]
+    assert first == later
+    assert steps_done == 4
+    assert records == 2  # the beginning of a part, and the fifth step
+    whole = pool(ranks.train)[0]
+    for name, value in whole.items():
+        if name not in ("releases", "variances"):
+            np.testing.assert_array_equal(mine[4][name], value, err_msg=name)
+            np.testing.assert_array_equal(other[4][name], value, err_msg=name)
+    (spending,) = ledger.spendings()
+    assert spending.id == first
+    assert spending.finished
+    assert sum(count for _, count in spending.entries) == 6
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_of_rank_0_ends_both(pool, tmp_path):
+    own, peer = pool(ranks.journal_on_a_full_disk, str(tmp_path))
+    assert own.kind == "OSError"
+    assert "Rank 0 of 2 failed with OSError" in peer.text
 
 
 def test_a_file_that_cannot_be_written_is_an_error_on_both(pool):
@@ -326,7 +360,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp
 
 
 def test_torchrun_trains_the_example_within_its_budget(tmp_path):
-    checkpoint = tmp_path / "digits.pt"
+    checkpoint = tmp_path / "digits.safetensors"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         str(ROOT / "examples" / "distributed" / "train.py"),
@@ -340,7 +374,7 @@ def test_torchrun_trains_the_example_within_its_budget(tmp_path):
     (line,) = done.stdout.strip().splitlines()  # rank 0 alone speaks
     epsilon = float(re.match(r"2 ranks, epsilon (\d\.\d+), test accuracy \d+\.\d%$", line)[1])
     assert 2.9 < epsilon <= 3.0
-    state = torch.load(checkpoint)
+    state = read_archive(checkpoint, "checkpoint", 1)["state"]
     assert state["steps_done"] == 4
     assert state["settings"]["seed"] is None
     ledger = adamas.Ledger()

@@ -6,7 +6,6 @@ Each process runs this script. After a crash the same command continues from the
 """
 
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,24 +14,15 @@ from torch.nn import functional as F
 
 import adamas
 from adamas import data, rules
-from adamas.distributed import write_once
 
-CHECKPOINT = Path(os.environ.get("CHECKPOINT", "digits.pt"))
+CHECKPOINT = os.environ.get("CHECKPOINT", "digits.safetensors")
 STEPS = int(os.environ.get("STEPS", "60"))
-STEPS_BETWEEN_CHECKPOINTS = 10
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     """One loss per example."""
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none")
-
-
-def save(run: adamas.PrivateRun) -> None:
-    """Writes the state beside the checkpoint first, so that a crash never leaves half a file."""
-    new = CHECKPOINT.with_suffix(".new")
-    torch.save(run.state_dict(), new)
-    new.replace(CHECKPOINT)
 
 
 def main() -> None:
@@ -50,13 +40,13 @@ def main() -> None:
         steps=STEPS,
         epsilon=3.0,
         delta=1e-5,
+        checkpoint=CHECKPOINT,
+        checkpoint_every=10,
+        resume=True,
         distributed=True,
     )
-    if CHECKPOINT.exists():
-        run.load_state_dict(torch.load(CHECKPOINT))
-    for step in run:
-        if step.number % STEPS_BETWEEN_CHECKPOINTS == 0 or step.number == step.total:
-            write_once(run.ranks, lambda: save(run))
+    for _ in run:
+        pass
     if run.ranks is not None and run.ranks.is_writer:
         x, y = digits.test[:]
         with torch.no_grad():
