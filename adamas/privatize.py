@@ -168,11 +168,10 @@ def privatize(
         std *= math.sqrt(noise.variance_factor)
     else:
         for flat, members in flats if std > 0 else ():
-            assert isinstance(noise, GaussianNoise)
-            if draws_here:
-                _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
-            else:
+            if isinstance(noise, SecureNoise) or not draws_here:
                 noise.skip()
+                continue
+            _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
         for p, part in mean.items():
             _around_centre(geometry, p, part, share)
     if ranks is not None:

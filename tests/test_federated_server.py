@@ -307,7 +307,7 @@ def test_the_clients_must_be_those_of_the_server():
 
 @pytest.mark.parametrize(
     ("aggregation", "numbers"),
-    [("blocks", 14 + 2), ("coordinates", 2 * 14), ("none", 14)],
+    [("blocks", 14 + 2), ("coordinates", 2 * 14), ("local", 14)],
 )
 def test_an_upload_is_the_parameters_and_one_number_per_block(aggregation, numbers):
     class TwoLayers(nn.Module):

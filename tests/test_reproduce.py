@@ -159,7 +159,7 @@ def test_a_change_takes_the_place_of_what_excludes_it():
         ('form = "corrected"', 'form = "wrong"', "form='wrong'"),
         ('rule = "adam"', 'rule = "eve"', "Row 'adam', column 'low'.*rule='eve'"),
         ("batch_size = 64", "bath_size = 64", "settings of the table.*'bath_size'"),
-        ("{ noise_multiplier = 2.0 }", "{ noise = 2.0 }", "settings of column 'high'.*'noise'"),
+        ("{ noise_multiplier = 2.0 }", "{ noise_level = 2.0 }", "settings of column 'high'.*'noise_level'"),
         ("{ lr = 0.5 }", "{ rate = 0.5 }", "rule_options among.*'rate'"),
         ('data = "digits"', 'data = "letters"', "data='letters'"),
         ("columns.high = {", "columns.middle = {", "column='middle'"),

@@ -6,7 +6,7 @@ from torch import nn
 from adamas.models import _shapes
 
 
-def tanh_cnn(input_shape: tuple[int, ...], classes: int, *, groups: int = 0) -> nn.Module:
+def tanh_cnn(input_shape: tuple[int, ...], classes: int, *, groups: int | None = None) -> nn.Module:
     """Two convolutions and two linear layers with tanh, 26,010 parameters on MNIST (Papernot et al., 2021).
 
     Few parameters gather little noise, and activations that are bounded keep gradients short, so that it
@@ -15,18 +15,18 @@ def tanh_cnn(input_shape: tuple[int, ...], classes: int, *, groups: int = 0) -> 
     Args:
         input_shape: `(channels, height, width)`, from 14x14 pixels.
         classes: Number of classes.
-        groups: Groups of a GroupNorm after each convolution: a divisor of 16. 0 for none.
+        groups: Groups of a GroupNorm after each convolution: a divisor of 16. None for none of them.
 
     Example:
         >>> sum(p.numel() for p in tanh_cnn((1, 28, 28), 10).parameters())
         26010
     """
     channels, height, width = _shapes.image("tanh-cnn", input_shape, classes, smallest=14)
-    if groups:
+    if groups is not None:
         _shapes.divides(groups, 16)
 
     def normalised(width: int) -> list[nn.Module]:
-        return [nn.GroupNorm(groups, width)] if groups else []
+        return [] if groups is None else [nn.GroupNorm(groups, width)]
 
     features = nn.Sequential(
         nn.Conv2d(channels, 16, 8, stride=2, padding=3),
