@@ -119,6 +119,7 @@ class PrivateRun:
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self.ledger = Ledger(loader.sampler.relation)
         self._made_with = self._plan()
+        self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
         self._limit: Budget | None = None
         # Step and multiplier of releases of a run that died, which this one will repeat to the last bit.
         self._to_repeat: list[tuple[int, float]] = []
@@ -180,12 +181,16 @@ class PrivateRun:
         """Writes a checkpoint, which `adamas.load` continues; see `adamas.checkpoint`.
 
         From then on each release is also written to a journal beside it, so that after a crash it is known
-        what was spent. An older checkpoint of this name is replaced when the new one is complete.
+        what was spent. An older checkpoint of this name is replaced when the new one is complete. Of several
+        files by hand, the last one knows what followed: continue that one.
         """
         every = self.checkpoints.every if self.checkpoints is not None else None
         checkpoints, state = Checkpoints(path, every), self.state_dict()
         write_once(self.ranks, lambda: checkpoints.save(state))
-        self.checkpoints = checkpoints
+        if every is None or self.checkpoints is None or self.checkpoints.path == checkpoints.path:
+            self.checkpoints = checkpoints
+        else:  # a copy: the automatic ones stay where they are, and both files know what follows
+            self._copy = checkpoints
 
     def extend(
         self, *, steps: int, epsilon: float | None = None, noise_multiplier: float | None = None
@@ -529,10 +534,10 @@ class PrivateRun:
         usual = sampler.event({0: [self.noise_multiplier]})
         units = sampler.unit(self.steps_done - 1) + 1 if self.steps_done else 0
         own = all(event == usual for event, _ in entries) and sum(count for _, count in entries) <= units
-        if own and step >= self.steps_done:
+        if own and step >= self.steps_done and not self._to_repeat:
             return
         planned = self.ledger.copy()
-        planned.record_release(sampler, step, self.noise_multiplier)
+        self._record_in(planned, step, [self.noise_multiplier])
         if self._limit is None or self._limit.epsilon != self.budget:
             self._limit = Budget(self.budget, self.delta, self.accountant, self.ledger.relation)
         self._limit.require(planned.entries, usual, ahead=self.steps - step - 1)
@@ -542,7 +547,8 @@ class PrivateRun:
         sampler, spent = self.loader.sampler, self.epsilon()
         if spent >= epsilon:
             raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {spent:.4f}.")
-        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in self.ledger.entries]
+        spent_on = self._with_repeats().entries
+        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in spent_on]
         return calibrate.noise_multiplier_for(
             lambda z: dp_accounting.ComposedDpEvent([*before, sampler.plan(z, steps)]),
             epsilon=epsilon,
@@ -565,9 +571,7 @@ class PrivateRun:
         if self.data_ledger is None:
             return []
         sampler, planned = self.loader.sampler, self.ledger.copy()
-        for at, z in [*self._to_repeat, *((step, z) for z in multipliers)]:
-            if at <= step:
-                planned.record_release(sampler, at, z)
+        self._record_in(planned, step, multipliers)
         needed = _counts(planned.entries)
         if all(count <= self._reserved.get(event, 0) for event, count in needed.items()):
             return []
@@ -585,9 +589,10 @@ class PrivateRun:
             assert self.data_ledger is not None
             title = f"{type(self.rule).__name__}, {self.steps} steps, multiplier {self.noise_multiplier:g}"
             self.data_ledger.reserve(self.id, plan, title=title)
-        if self.checkpoints is not None:
-            for z in multipliers:
-                self.checkpoints.release(step, z)
+        for checkpoints in (self.checkpoints, self._copy):
+            if checkpoints is not None:
+                for z in multipliers:
+                    checkpoints.release(step, z)
 
     def _save_again(self) -> None:
         assert self.checkpoints is not None
@@ -599,18 +604,25 @@ class PrivateRun:
         if plan or self.checkpoints is not None:
             write_once(self.ranks, lambda: self._write_ahead(step, multipliers, plan))
             self._reserved = _counts(plan) if plan else self._reserved
-        # Those of a run that died are recorded when their step comes, whether they are repeated or not.
+        self._recorded = self._record_in(self.ledger, step, multipliers)
+        self._to_repeat = [release for release in self._to_repeat if release[0] > step]
+        self.steps_done = step + 1
+
+    def _record_in(self, ledger: Ledger, step: int, multipliers: Sequence[float]) -> list[tuple[int, float]]:
+        """Records releases, and returns which of the step's are in the ledger and may still be repeated.
+
+        The releases of a run that died are recorded when their step comes, whether they are repeated or not.
+        """
         due = [release for release in self._to_repeat if release[0] <= step]
         for earlier, z in due:
-            self.ledger.record_release(self.loader.sampler, earlier, z)
-        self._to_repeat = self._to_repeat[len(due) :]
-        self._recorded = [release for release in [*self._recorded, *due] if release[0] == step]
+            ledger.record_release(self.loader.sampler, earlier, z)
+        recorded = [release for release in [*self._recorded, *due] if release[0] == step]
         for z in multipliers:
-            if (step, z) in self._recorded:
-                self._recorded.remove((step, z))
+            if (step, z) in recorded:
+                recorded.remove((step, z))
             else:
-                self.ledger.record_release(self.loader.sampler, step, z)
-        self.steps_done = step + 1
+                ledger.record_release(self.loader.sampler, step, z)
+        return recorded
 
 
 def _counts(entries: Sequence[tuple[dp_accounting.DpEvent, int]]) -> dict[str, int]:

@@ -192,6 +192,18 @@ def test_a_run_that_dies_and_goes_on_spends_once(ledger, tmp_path):
     assert sum(count for _, count in spending.entries) == 6
 
 
+def test_a_run_that_died_goes_on_within_a_budget_that_pays_for_it_once(tmp_path):
+    """The budget of the data set is what the run costs, and not a step more."""
+    price = cost((make_run().loader.sampler.event({0: [1.0]}), 6), delta=1e-3)
+    ledger = DataLedger.create(tmp_path / "l", epsilon=price * 1.0001, delta=1e-3, accountant="rdp")
+    file = tmp_path / "run.safetensors"
+    run = make_run(data_ledger=ledger)
+    run.save(file)
+    stopped(run, 3)
+    finish(adamas.load(file, make_run(data_ledger=ledger)))
+    assert ledger.epsilon() == pytest.approx(price)
+
+
 def _spend(path, barrier, results):
     torch.set_num_threads(1)
     run = make_run(data_ledger=path, steps=12, seed=None)

@@ -328,6 +328,18 @@ def test_a_second_crash_does_not_forget_the_first(tmp_path):
     assert resumed.epsilon() == make_finished().epsilon()
 
 
+@pytest.mark.parametrize("name", ["run", "copy"])
+def test_a_copy_by_hand_leaves_no_file_without_its_journal(name, tmp_path):
+    run = make_run(seed=None, steps=9, checkpoint=tmp_path / "run", checkpoint_every=4)
+    stopped(run, 2)
+    run.save(tmp_path / "copy")
+    stopped(run, 3)
+    resumed = adamas.load(tmp_path / name, make_run(seed=None, steps=9))
+    assert counted(resumed) == counted(run)
+    finish(run)
+    assert adamas.load(tmp_path / "run", make_run(seed=None, steps=9)).steps_done == 9
+
+
 def test_steps_of_other_packages_are_charged_even_with_a_seed(tmp_path, monkeypatch):
     file = tmp_path / "run.safetensors"
     run = make_run()
