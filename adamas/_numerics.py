@@ -23,23 +23,40 @@ def squared_norms(rows: Tensor) -> Tensor:
     has a finite result even where its square overflows float32, and one above 0 where it underflows.
     """
     n = rows.shape[0]
-    flat = rows.reshape(n, rows.shape[1:].numel())
+    flat = rows.permute(0, *memory_order(rows)).reshape(n, rows.shape[1:].numel())
     if flat.dtype == torch.float64:
         return flat.square().sum(1)
     if flat.dtype != torch.float32:
         flat = flat.float()
-    width = flat.shape[1]
-    whole = width - width % _BLOCK
-    total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    if whole:
-        blocks = flat[:, :whole].reshape(n, whole // _BLOCK, _BLOCK)
-        total += torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
-    if n:
+    total = _sums_of_squares(flat)
+    if flat.numel():
         low, high = map(float, total.aminmax())  # NaN propagates to both
         if not (low >= _LEAST_SQUARE and high < math.inf):
             extreme = ~total.isfinite() | (total < _LEAST_SQUARE)
-            total[extreme] = flat[extreme].double().square().sum(1)
+            extreme &= (flat.amax(1) != 0) | (flat.amin(1) != 0)  # rows of zeros are right
+            if extreme.any():
+                total[extreme] = flat[extreme].double().square().sum(1)
     return total
+
+
+def _sums_of_squares(rows: Tensor) -> Tensor:
+    """The sum of the squares of each float32 row, in float64, where no square is too large or too small."""
+    n, width = rows.shape
+    whole = width - width % _BLOCK
+    if not whole:
+        short: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square_()
+        return short
+    blocks = rows[:, :whole].reshape(n, whole // _BLOCK, _BLOCK)
+    total: Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    if whole < width:
+        total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    return total
+
+
+def memory_order(rows: Tensor) -> list[int]:
+    """The axes after the first, in the order in which they lie in memory."""
+    axes = list(range(1, rows.dim()))
+    return axes if rows.is_contiguous() else sorted(axes, key=rows.stride, reverse=True)
 
 
 def total(values: Tensor) -> float:

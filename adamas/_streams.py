@@ -5,10 +5,10 @@ no two draws share a state, a position is one number to save, and nothing depend
 drew. `torch.Generator.manual_seed` would not do: on a CPU it keeps 32 bits of the seed, few enough to
 search through, and few enough for two of a run's blocks to meet by chance.
 
-`Seed.generator` and torch's Mersenne Twister only start from what SHAKE-256 gives: whoever sees enough of
-their values can compute the next ones. `Seed.stream` is cryptographic throughout, and a secure seed's
-sampling draws from it: AES-256 in counter mode where `cryptography` is installed, with a key of its own
-for each place (`pip install adamas[secure]`), SHAKE-256 itself where it is not.
+`Seed.generator` only starts from what SHAKE-256 gives: whoever sees enough of its values can compute the next
+ones. `Seed.stream` is cryptographic throughout, and a secure seed's sampling draws from it: AES-256 in
+counter mode where `cryptography` is installed (`pip install adamas[secure]`), with a key of its own for each
+place, SHAKE-256 itself where it is not.
 """
 
 import contextlib

@@ -40,9 +40,10 @@ import torch
 from torch import Tensor
 
 from adamas._streams import Seed
+from adamas._threads import share_blocks
 from adamas.errors import UnsupportedError
 from adamas.geometry import Value
-from adamas.noise import GaussianNoise, share_blocks
+from adamas.noise import GaussianNoise
 
 Array: TypeAlias = np.ndarray
 

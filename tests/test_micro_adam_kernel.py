@@ -17,16 +17,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adamas import PrivateGradient, rules
-from adamas.rules import _compiled, micro_adam
+from adamas import PrivateGradient, _threads, rules
 from adamas.rules import _micro_adam_kernel as kernel
+from adamas.rules import micro_adam
 from adamas.rules.micro_adam import BLOCK
 
 STEPS = 50
 
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="Numba, of the extra `fast`, is not installed"
-)
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="Numba is missing")
 
 
 @contextmanager
@@ -288,8 +286,8 @@ def end_of(threads: int, steps: int = 12) -> rules.MicroAdam:
 @needs_numba
 def test_threads_do_not_change_a_bit(monkeypatch):
     asked = []
-    original = _compiled._workers
-    monkeypatch.setattr(_compiled, "_workers", lambda count: asked.append(count) or original(count))
+    original = _threads._workers
+    monkeypatch.setattr(_threads, "_workers", lambda count: asked.append(count) or original(count))
     one = end_of(1)
     assert not asked
     for threads in (2, 3, 64):
@@ -306,7 +304,7 @@ def test_a_step_ends_when_all_threads_have_ended(monkeypatch):
             return super().submit(lambda: (time.sleep(0.2), function(*args)))
 
     with Late(1) as workers:
-        monkeypatch.setattr(_compiled, "_workers", lambda count: workers)
+        monkeypatch.setattr(_threads, "_workers", lambda count: workers)
         assert_same(end_of(2, steps=1), expected)
 
 
@@ -314,7 +312,7 @@ def test_a_step_ends_when_all_threads_have_ended(monkeypatch):
 FORK = """
 import multiprocessing, torch
 from adamas import rules
-from adamas.rules import _compiled
+from adamas import _threads
 from adamas.rules import _micro_adam_kernel as kernel
 
 p = torch.nn.Parameter(torch.ones(16 * 32768))
@@ -328,12 +326,12 @@ def step(threads):
 
 def child():
     step(2)
-    queue.put((rule.state[p]["step"], _compiled._workers.cache_info().currsize))
+    queue.put((rule.state[p]["step"], _threads._workers.cache_info().currsize))
 
 torch.set_num_threads(1)
 step(1)
 step(2)
-assert _compiled._workers.cache_info().currsize == 1
+assert _threads._workers.cache_info().currsize == 1
 context = multiprocessing.get_context("fork")
 queue = context.Queue()
 process = context.Process(target=child, daemon=True)

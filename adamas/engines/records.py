@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adamas._numerics import squared_norms
+from adamas._numerics import memory_order, squared_norms
 from adamas.geometry import Geometry
 
 aten = torch.ops.aten
@@ -109,8 +109,14 @@ class Dense(Record):
         return self.gradients[rows]
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
-        gradients = self.gradients.reshape(self.n, out.numel())
-        out.view(-1).addmv_(gradients.t(), weights, beta=0 if fresh else 1)
+        order = memory_order(self.gradients)
+        gradients = self.gradients.permute(0, *order).reshape(self.n, out.numel())
+        ordered = out.permute([axis - 1 for axis in order])
+        if ordered.is_contiguous():
+            ordered.view(-1).addmv_(gradients.t(), weights, beta=0 if fresh else 1)
+        else:
+            total = torch.mv(gradients.t(), weights).view(ordered.shape)
+            ordered.copy_(total) if fresh else ordered.add_(total)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -165,6 +171,11 @@ class Outer(Record):
     def chunk(self) -> int:
         """Examples whose gradients fit the cache."""
         return chunk_length(self.a.shape[2] * self.e.shape[2])
+
+    def empty(self, count: int, *, by_rows: bool) -> Tensor:
+        """A buffer for the gradients of some examples."""
+        shape = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.empty((count, *(t.shape[2] for t in shape)), dtype=self.dtype, device=self.e.device)
 
     def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
         """Writes the gradients of some examples into a buffer."""
@@ -256,6 +267,16 @@ class Convolution(Record):
         out = torch.empty((k, *self.shape), dtype=self.x.dtype, device=self.x.device)
         return self.materialize_into(out, rows)
 
+    def empty(self, count: int, *, by_rows: bool) -> Tensor:
+        """A buffer for the gradients of some examples, with the output channels last in memory.
+
+        That is how they are made fastest; `by_rows` is for those who need them as they are counted.
+        """
+        co, *window = self.shape
+        if by_rows or self.groups > 1:
+            return torch.empty((count, co, *window), dtype=self.dtype, device=self.e.device)
+        return torch.empty((count, *window, co), dtype=self.dtype, device=self.e.device).movedim(-1, 1)
+
     def materialize_into(self, out: Tensor, rows: slice | Tensor) -> Tensor:
         """Writes the gradients of some examples into a buffer: output gradient times unfolded image."""
         x, e = self.x[rows], self.e[rows]
@@ -265,11 +286,12 @@ class Convolution(Record):
         for i in range(0, x.shape[0], step):
             columns = self._unfold(x[i : i + step])
             m = columns.shape[0]
-            torch.bmm(
-                e[i : i + step].reshape(m * g, co // g, -1),
-                columns.view(m * g, -1, columns.shape[2]).transpose(1, 2),
-                out=out[i : i + step].view(m * g, co // g, -1),
-            )
+            columns = columns.view(m * g, -1, columns.shape[2])
+            gradients, part = e[i : i + step].reshape(m * g, co // g, -1), out[i : i + step]
+            if part.is_contiguous():
+                torch.bmm(gradients, columns.transpose(1, 2), out=part.view(m * g, co // g, -1))
+            else:
+                torch.bmm(columns, gradients.transpose(1, 2), out=part.movedim(1, -1).flatten(1, -2))
         return out
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:

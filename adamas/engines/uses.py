@@ -152,7 +152,8 @@ def _with_norms(
     if not known and row_map is None and not keep:
         return record
     step = record.chunk()
-    buffer = torch.empty((n if keep else step, *w.shape), dtype=record.dtype, device=w.device)
+    in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
+    buffer = record.empty(n if keep else step, by_rows=in_order)
     taken = []
     for i in range(0, n, step):
         rows = slice(i, min(i + step, n))

@@ -9,8 +9,9 @@ import functools
 import numpy as np
 from torch import Tensor
 
+from adamas._compiled import Array, compiled, numba
+from adamas._threads import Call, share_out
 from adamas.geometry import Value
-from adamas.rules._compiled import Array, Call, compiled, numba, share_out
 
 # Values that are worth another thread.
 _LEAST_SHARE = 1 << 15

@@ -84,10 +84,10 @@ class MicroAdam(Rule):
     step with one value moves by 6.5 eta, one that is selected once by 3.2 eta, with the default betas and
     window and once t is large. `window_correction` makes that 1 eta at most for the former.
 
-    A step takes 2 to 4 times as long as one of `torch.optim.Adam` on a CPU, and 0.8 to 1.5 times with
-    `pip install adamas[fast]`: the defaults of `bits`, `rounding` and `scope` then have a compiled step for
-    float32 parameters on a CPU, if the bucket size divides the block. The numbers are the same, bit for bit.
-    The first step compiles it, in about five seconds and once per installation.
+    A step takes 0.8 to 1.5 times as long as one of `torch.optim.Adam` on a CPU where there is a compiled one:
+    for float32 parameters with the defaults of `bits`, `rounding` and `scope`, if the bucket size divides the
+    block and Numba works on the machine. Otherwise it takes 2 to 4 times as long, with the same numbers, bit
+    for bit. The first step compiles it, in about five seconds and once per installation.
 
     Scratch memory is a few megabytes with the scope "block" and a bucket size that divides the block, and
     a few times the largest tensor otherwise.

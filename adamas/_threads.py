@@ -1,54 +1,51 @@
-"""Loops that Numba compiles where it is installed, and threads that share them out.
+"""Work that torch's number of threads do together, the calling thread among them.
 
-Without Numba, or with one that does not work, the rules do the same with torch's functions.
+What runs in them must let go of Python's lock, as NumPy's functions and compiled loops do, and must not call
+torch's functions on large tensors: each thread would start a team of its own.
 """
 
-import contextlib
 import functools
-import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
-numba: Any = None  # missing or broken: what is `compiled` is then plain Python, and not used
-with contextlib.suppress(Exception):
-    numba = importlib.import_module("numba")
-
-Array: TypeAlias = np.ndarray
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """The function for Numba, with the rules of IEEE 754; compiled when it is first called."""
-    if numba is None:
-        return function
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder to write to
-        return numba.njit(**options)(function)
-
-
 Call: TypeAlias = tuple[Callable[..., None], tuple[Any, ...], int]
-"""A compiled function, its arguments, and n; it takes `(*arguments, start, stop)` for parts of `range(n)`."""
+"""A function, its arguments, and n; it takes `(*arguments, start, stop)` for parts of `range(n)`."""
 
 
 def share_out(calls: list[Call], least: int) -> "list[Future[None]]":
-    """Makes calls, each thread of torch's a part of them of the same length, and at least `least` long.
+    """Makes calls, each thread a part of them of the same length, and at least `least` long.
 
     The calling thread does its part and does not wait for the others, which are returned.
     """
     count = sum(n for _, _, n in calls)
-    threads = torch.get_num_threads()
-    shares = max(min(threads, count // least), 1)
+    shares = max(min(torch.get_num_threads(), count // least), 1)
     edges = [count * i // shares for i in range(shares + 1)]
-    others = [_workers(threads - 1).submit(_make, calls, *share) for share in pairwise(edges[1:])]
+    return _together(lambda share: _make(calls, *share), list(pairwise(edges)))
+
+
+def share_blocks(blocks: int, work: Callable[[int], None]) -> None:
+    """Deals the work on blocks 0, 1, ... out to the threads, and waits for them."""
+    threads = min(torch.get_num_threads(), max(1, blocks))
+
+    def share(first: int) -> None:
+        for block in range(first, blocks, threads):
+            work(block)
+
+    for other in _together(share, range(threads)):
+        other.result()
+
+
+def _together(work: Callable[[Any], None], shares: Any) -> "list[Future[None]]":
+    """Does the first share, while other threads do the others."""
+    first, *rest = shares
+    others = [_workers(torch.get_num_threads() - 1).submit(work, share) for share in rest]
     try:
-        _make(calls, *edges[:2])
+        work(first)
     except BaseException:
         wait(others)
         raise
