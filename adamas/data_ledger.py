@@ -16,6 +16,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate, calibrate
+from adamas.budget import Entries
 from adamas.errors import BudgetError
 from adamas.ledger import ACCOUNTANTS, Ledger, composed_epsilon
 
@@ -26,8 +27,6 @@ _TABLES = """
 CREATE TABLE budget (version INTEGER, epsilon REAL, delta REAL, accountant TEXT, relation TEXT);
 CREATE TABLE runs (id TEXT PRIMARY KEY, title TEXT, entries TEXT, finished INTEGER);
 """
-
-Entries = list[tuple[dp_accounting.DpEvent, int]]
 
 
 @dataclass(frozen=True)

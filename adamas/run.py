@@ -1,6 +1,5 @@
 """A private run: the loop that samples, clips, adds noise, records and updates."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import dp_accounting
 import numpy as np
 import torch
 from dp_accounting import NeighboringRelation
@@ -16,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from adamas import _validate, calibrate, diagnostics
+from adamas import _validate, diagnostics
 from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
 from adamas._streams import Seed
 from adamas._words import bound
-from adamas.budget import Budget
+from adamas.budget import Entries
 from adamas.checkpoint import Checkpoints
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
@@ -33,11 +31,12 @@ from adamas.ledger import Ledger
 from adamas.loading import Batch, Loader
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient, privatize
+from adamas.releases import Releases
 from adamas.rules.base import Rule
 from adamas.sampling import Shuffled, TruncatedPoisson
 from adamas.secure_noise import SecureNoise
 
-_STATE_VERSION = 3
+_STATE_VERSION = 4  # 3 had other noise of the same seed
 
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "adding or removing one record",
@@ -69,8 +68,6 @@ class PrivateRun:
 
     Attributes:
         model: The user's model.
-        rule: The optimizer.
-        ledger: What was released.
         noise_multiplier: Standard deviation of the noise on a sum of sensitivity 1.
         clip_norm: Factor of the rule's geometry.
         delta: The delta of the guarantee.
@@ -117,14 +114,9 @@ class PrivateRun:
         self.budget, self.delta, self.accountant = budget, delta, accountant
         self.checkpoints: Checkpoints | None = None
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
-        self.ledger = Ledger(loader.sampler.relation)
+        self._releases = Releases(loader.sampler, delta, accountant)
         self._made_with = self._plan()
         self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
-        self._limit: Budget | None = None
-        # Step and multiplier of releases of a run that died, which this one will repeat to the last bit.
-        self._to_repeat: list[tuple[int, float]] = []
-        self._reserved: dict[str, int] = {}  # in the data set's ledger: how many of each event
-        self._recorded: list[tuple[int, float]] = []  # those of the current step, until they are repeated
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
         self.ranks = ranks
         self._check_ranks("make_private")
@@ -172,10 +164,10 @@ class PrivateRun:
         This happens by itself after the last step. A run that stops early and is not closed has spent all of
         its reservation, because nobody knows better.
         """
-        if self.data_ledger is not None and self._reserved:
-            data_ledger, entries = self.data_ledger, self._with_repeats().entries
+        if self.data_ledger is not None and self._releases.has_reserved:
+            data_ledger, entries = self.data_ledger, self._releases.complete().entries
             write_once(self.ranks, lambda: data_ledger.settle(self.id, entries))
-            self._reserved = {}
+            self._releases.reserved([])
 
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint, which `adamas.load` continues; see `adamas.checkpoint`.
@@ -227,7 +219,7 @@ class PrivateRun:
         if noise_multiplier is None:
             assert epsilon is not None
             _validate.positive(epsilon=epsilon)
-            noise_multiplier = self._remaining_noise_multiplier(steps, epsilon)
+            noise_multiplier = self._releases.noise_multiplier_for(steps, epsilon)
         else:
             _validate.non_negative(noise_multiplier=noise_multiplier)
         self.steps, self.budget = self.steps_done + steps, epsilon
@@ -243,19 +235,7 @@ class PrivateRun:
             repeatable: The steps will be the same again, to the last bit, so that the releases are counted
                 once; otherwise they are counted beside those that this run makes.
         """
-        if repeatable and self.noise.seed.given is not None:
-            made = Counter(self._to_repeat)
-            for part in parts:
-                made |= Counter(part)
-            self._to_repeat = sorted(made.elements())
-            return
-        sampler = self.loader.sampler
-        for part in parts:
-            units: dict[int, dict[int, list[float]]] = {}
-            for step, z in part:
-                units.setdefault(sampler.unit(step), {}).setdefault(step, []).append(z)
-            for releases in units.values():
-                self.ledger.record(sampler.event(releases))
+        self._releases.recover(parts, repeatable=repeatable and self.noise.seed.given is not None)
 
     def privatize(self, batch: Batch, *, absolute: bool = False) -> PrivateGradient:
         """Releases the private gradient of a batch, and records it.
@@ -281,7 +261,9 @@ class PrivateRun:
             )
         check_modules(self.model)
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
-        self._check_budget(batch.step)
+        if self.budget is not None and not self.raw:  # a run with raw has no budget to keep
+            plan = {"done": self.steps_done, "steps": self.steps}
+            self._releases.check_budget(self.budget, batch.step, self.noise_multiplier, **plan)
         with model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)):
             release = privatize(
                 self._engines(batch),
@@ -368,6 +350,11 @@ class PrivateRun:
         return result
 
     @property
+    def ledger(self) -> Ledger:
+        """What was released; a release elsewhere on the same data is recorded here, too."""
+        return self._releases.ledger
+
+    @property
     def rule(self) -> torch.optim.Optimizer:
         """The optimizer. Another one over the model's trainable parameters may take its place."""
         return self._rule
@@ -396,8 +383,7 @@ class PrivateRun:
 
     def epsilon(self, accountant: str | None = None) -> float:
         """The epsilon spent so far, at the run's delta."""
-        ledger = self._with_repeats() if self._to_repeat else self.ledger
-        return ledger.epsilon(self.delta, accountant or self.accountant)
+        return self._releases.complete().epsilon(self.delta, accountant or self.accountant)
 
     def privacy_statement(self) -> str:
         """The guarantee in words, for a report."""
@@ -427,7 +413,7 @@ class PrivateRun:
             "settings": self._settings(),
             "plan": self._plan(),
             "steps_done": self.steps_done,
-            "to_repeat": [list(release) for release in self._to_repeat],
+            "to_repeat": [list(release) for release in self._releases.to_repeat],
             "model": self.model.state_dict(),
             "rule": self.rule.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -484,7 +470,7 @@ class PrivateRun:
         self.noise.load_state_dict(state["noise"])
         self.ledger.load_state_dict(state["ledger"], sampler)
         self.steps_done, self.id = state["steps_done"], state["id"]
-        self._to_repeat = [(step, z) for step, z in state["to_repeat"]]
+        self._releases.to_repeat = [(step, z) for step, z in state["to_repeat"]]
         for name, value in state["plan"].items():
             setattr(self, name, value)
 
@@ -526,69 +512,12 @@ class PrivateRun:
         for data, padding in batch:
             yield ENGINES[self.engine](self.model, self.loss, data), padding
 
-    def _check_budget(self, step: int) -> None:
-        """Refuses a release that the budget was not calibrated for and does not cover."""
-        if self.budget is None or self.raw:  # a run with raw has no budget to keep
-            return
-        sampler, entries = self.loader.sampler, self.ledger.entries
-        usual = sampler.event({0: [self.noise_multiplier]})
-        units = sampler.unit(self.steps_done - 1) + 1 if self.steps_done else 0
-        own = all(event == usual for event, _ in entries) and sum(count for _, count in entries) <= units
-        if own and step >= self.steps_done and not self._to_repeat:
-            return
-        planned = self.ledger.copy()
-        self._record_in(planned, step, [self.noise_multiplier])
-        if self._limit is None or self._limit.epsilon != self.budget:
-            self._limit = Budget(self.budget, self.delta, self.accountant, self.ledger.relation)
-        self._limit.require(planned.entries, usual, ahead=self.steps - step - 1)
-
-    def _remaining_noise_multiplier(self, steps: int, epsilon: float) -> float:
-        """The least noise with which so many more steps keep a budget."""
-        sampler, spent = self.loader.sampler, self.epsilon()
-        if spent >= epsilon:
-            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {spent:.4f}.")
-        spent_on = self._with_repeats().entries
-        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in spent_on]
-        return calibrate.noise_multiplier_for(
-            lambda z: dp_accounting.ComposedDpEvent([*before, sampler.plan(z, steps)]),
-            epsilon=epsilon,
-            delta=self.delta,
-            accountant=self.accountant,
-            relation=self.ledger.relation,
-        )
-
-    def _with_repeats(self) -> Ledger:
-        """The ledger with what a run that died released and this one has not repeated yet."""
-        ledger = self.ledger.copy()
-        for step, z in self._to_repeat:
-            ledger.record_release(self.loader.sampler, step, z)
-        return ledger
-
-    def _plan_to_reserve(
-        self, step: int, multipliers: Sequence[float]
-    ) -> list[tuple[dp_accounting.DpEvent, int]]:
-        """What the data set's ledger must have before these releases; nothing if it has them."""
-        if self.data_ledger is None:
-            return []
-        sampler, planned = self.loader.sampler, self.ledger.copy()
-        self._record_in(planned, step, multipliers)
-        needed = _counts(planned.entries)
-        if all(count <= self._reserved.get(event, 0) for event, count in needed.items()):
-            return []
-        left = sampler.unit(self.steps - 1) - sampler.unit(step)
-        entries = planned.entries
-        if left > 0:
-            entries.append((sampler.event({0: [self.noise_multiplier]}), left))
-        return entries
-
-    def _write_ahead(
-        self, step: int, multipliers: Sequence[float], plan: list[tuple[dp_accounting.DpEvent, int]]
-    ) -> None:
+    def _write_ahead(self, step: int, multipliers: Sequence[float], missing: Entries) -> None:
         """Puts releases on disk before they are made."""
-        if plan:
+        if missing:
             assert self.data_ledger is not None
             title = f"{type(self.rule).__name__}, {self.steps} steps, multiplier {self.noise_multiplier:g}"
-            self.data_ledger.reserve(self.id, plan, title=title)
+            self.data_ledger.reserve(self.id, missing, title=title)
         for checkpoints in (self.checkpoints, self._copy):
             if checkpoints is not None:
                 for z in multipliers:
@@ -600,37 +529,15 @@ class PrivateRun:
 
     def _record(self, step: int, *, raw: bool) -> None:
         multipliers = [self.noise_multiplier, 0.0] if raw else [self.noise_multiplier]
-        plan = self._plan_to_reserve(step, multipliers)
-        if plan or self.checkpoints is not None:
-            write_once(self.ranks, lambda: self._write_ahead(step, multipliers, plan))
-            self._reserved = _counts(plan) if plan else self._reserved
-        self._recorded = self._record_in(self.ledger, step, multipliers)
-        self._to_repeat = [release for release in self._to_repeat if release[0] > step]
+        missing: Entries = []
+        if self.data_ledger is not None:
+            missing = self._releases.to_reserve(step, multipliers, self.steps)
+        if missing or self.checkpoints is not None:
+            write_once(self.ranks, lambda: self._write_ahead(step, multipliers, missing))
+        if missing:
+            self._releases.reserved(missing)
+        self._releases.record(step, multipliers)
         self.steps_done = step + 1
-
-    def _record_in(self, ledger: Ledger, step: int, multipliers: Sequence[float]) -> list[tuple[int, float]]:
-        """Records releases, and returns which of the step's are in the ledger and may still be repeated.
-
-        The releases of a run that died are recorded when their step comes, whether they are repeated or not.
-        """
-        due = [release for release in self._to_repeat if release[0] <= step]
-        for earlier, z in due:
-            ledger.record_release(self.loader.sampler, earlier, z)
-        recorded = [release for release in [*self._recorded, *due] if release[0] == step]
-        for z in multipliers:
-            if (step, z) in recorded:
-                recorded.remove((step, z))
-            else:
-                ledger.record_release(self.loader.sampler, step, z)
-        return recorded
-
-
-def _counts(entries: Sequence[tuple[dp_accounting.DpEvent, int]]) -> dict[str, int]:
-    """How many there are of each event."""
-    counts: dict[str, int] = {}
-    for event, count in entries:
-        counts[repr(event)] = counts.get(repr(event), 0) + count
-    return counts
 
 
 def _check_same_options(saved: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> None:
