@@ -8,10 +8,10 @@ import federated_blobs
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from adamas._archive import read_archive
 from adamas.federated import ALGORITHMS, Blocks, NoAnswerError
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import make_task
@@ -40,8 +40,7 @@ def run(settings, out, **options):
 
 
 def saved_state(out):
-    with safe_open(out / "state.safetensors", "pt") as file:
-        return json.loads(file.metadata()["state"])
+    return read_archive(out / "state.safetensors", "federated training", 1)["server"]
 
 
 def lines(out):
@@ -302,6 +301,20 @@ def test_a_round_is_charged_on_disk_before_anybody_is_asked_and_the_budget_holds
     assert (result["rounds"], result["lost_rounds"]) == (3, 2)
     assert result["rounds_asked"] == [3] * 4
     assert result["epsilon"] == pytest.approx(settings.plan([40]).epsilon(1.0))
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    def stop(line):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run(blobs(), tmp_path, progress=stop)
+    file = tmp_path / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"state.safetensors is damaged .* must be\s+counted"):
+        run(blobs(), tmp_path)
 
 
 def test_a_training_goes_on_with_the_same_clients_only(tmp_path):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from adamas._archive import read_archive, write_archive
 from adamas._files import replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
@@ -28,6 +28,7 @@ from adamas.federated.task import Task
 from adamas.run import SEED_WARNING
 
 STATE = "state.safetensors"
+_KIND, _VERSION = "federated training", 1  # of that file
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
@@ -232,22 +233,15 @@ def _privacy_statement(server: Server, settings: FederatedSettings, epsilon: flo
 
 def _save(server: Server, settings: FederatedSettings, out: Path) -> None:
     """One file, so that tensors and counters are of the same round."""
-    saved = server.state_dict()
-    tensors = {
-        f"{record}/{name}": value.contiguous()
-        for record, arrays in saved.pop("state").items()
-        for name, value in arrays.items()
-    }
-    text = json.dumps(saved | {"settings": asdict(settings)})
-    replace_file(out / STATE, lambda path: save_file(tensors, path, {"state": text}))
+    content = {"server": server.state_dict(), "settings": json.loads(settings.to_json())}
+    write_archive(out / STATE, _KIND, _VERSION, content)
 
 
 def _load(server: Server, settings: FederatedSettings, out: Path) -> None:
     if not (out / STATE).exists():
         return
-    with safe_open(out / STATE, "pt") as file:
-        saved = json.loads(file.metadata()["state"])
-    before = saved.pop("settings")
+    content = read_archive(out / STATE, _KIND, _VERSION)
+    before = content["settings"]
     for name, value in json.loads(settings.to_json()).items():
         if before.get(name) != value:
             raise ValueError(
@@ -259,11 +253,7 @@ def _load(server: Server, settings: FederatedSettings, out: Path) -> None:
             f"Expected --out without a begun training: clients of {settings.algorithm} keep what a new start "
             f"does not find. Choose another folder than {out}."
         )
-    state: dict[str, dict[str, Any]] = {}
-    for key, value in load_file(out / STATE).items():
-        record, name = key.split("/", 1)
-        state.setdefault(record, {})[name] = value
-    server.load_state_dict(saved | {"state": state})
+    server.load_state_dict(content["server"])
 
 
 def _trim(file: Path, rounds: int) -> None:
