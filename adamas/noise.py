@@ -24,6 +24,8 @@ class GaussianNoise:
     tensor, not on the number of threads. The state to save is one counter (and the seed, if it was
     given). Drawing happens on the CPU; for a parameter on another device the values are copied there.
 
+    The first draw of all compiles a kernel, in a few seconds and once per installation (`adamas._compiled`).
+
     The values are made of the stream of a cipher (`adamas._normals`), so that none tells anything about
     others. But they are floating-point numbers, added in floating-point arithmetic: right for research, and
     open to the attacks on last bits that `adamas.secure_noise` withstands.
