@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from adamas._numerics import map_tensors
+from adamas._nests import map_tensors
 from adamas._replay import run_geometry
 from adamas.engines import ENGINES, Engine, EngineFactory, Loss, trainable_parameters
 from adamas.engines.base import empty_sums

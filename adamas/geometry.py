@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from adamas._numerics import squared_norms
+from adamas._sums import squared_norms
 
 Value: TypeAlias = Tensor | float
 """A number for a whole tensor, or a tensor with a value per coordinate."""
@@ -91,6 +91,16 @@ class Geometry:
         """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
         c = self.center_of(p)
         return gradients / self.scale[p] if c is None else (gradients - c).div_(self.scale[p])
+
+    def squared_norms(self, p: Tensor, gradients: Tensor) -> Tensor:
+        """`|(g - c)/s|^2` of some gradients of `p`, along the first axis, in float64."""
+        c, s = self.center_of(p), self.scale[p]
+        if c is None and not isinstance(s, Tensor):  # a number divides the norm, not every coordinate
+            squares = squared_norms(gradients)
+            return squares if s == 1.0 else squares / s / s
+        if isinstance(s, Tensor) and s.dim() and (c is None or (isinstance(c, Tensor) and c.dim())):
+            return squared_norms(gradients, c, s)
+        return squared_norms(self.whiten(p, gradients))
 
     def unwhiten(self, p: Tensor, whitened: Tensor) -> Tensor:
         """`c + s u`, the inverse of `whiten`."""

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from adamas import _validate
-from adamas._numerics import batch_length, map_tensors
+from adamas._nests import batch_length, map_tensors
 from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
 

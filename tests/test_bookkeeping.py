@@ -14,8 +14,10 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_no
 from torch.utils.checkpoint import checkpoint
 
 from adamas import Geometry, UnsupportedError
-from adamas.engines import Bookkeeping, records, trainable_parameters
-from adamas.engines.records import Convolution, Outer
+from adamas.engines import Bookkeeping, trainable_parameters
+from adamas.engines import norms as norms_module
+from adamas.engines.convolution import Convolution
+from adamas.engines.outer import Outer
 
 B = 5  # examples; neither the size of a probe nor a width of a layer
 TOLERANCE = 1e-9
@@ -1636,8 +1638,8 @@ def test_no_warnings_of_our_own():
 
 def test_a_tied_weight_takes_the_product_of_its_two_uses(monkeypatch):
     seen = []
-    formula = records._tied_squares
-    monkeypatch.setattr(records, "_tied_squares", lambda *args: seen.append(formula(*args)) or seen[-1])
+    formula = norms_module._tied_squares
+    monkeypatch.setattr(norms_module, "_tied_squares", lambda *args: seen.append(formula(*args)) or seen[-1])
     model, batch = made(CASES["tied embedding and head, gram"])
     norms = Bookkeeping(model, loss, batch).norms(ball(model))
     assert len(seen) == 1

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adamas import Geometry
 from adamas.engines import Bookkeeping, Loop, derived
-from adamas.engines.derived import RowMap
+from adamas.engines.row_map import RowMap
 
 SEED = 5  # of the dropout masks
 
@@ -181,14 +181,14 @@ class Calls:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What was asked of `RowMap`, and how often Jacobians were applied to single examples."""
     seen = Calls()
-    fit, squares, general = RowMap.fit, RowMap.squares, derived._pulled_back
+    fit, combined, general = RowMap.fit, RowMap._combined, derived._pulled_back
 
     def spied_fit(*args: Any) -> RowMap | None:
         seen.fits.append(fit(*args))
         return seen.fits[-1]
 
     def spied_squares(self: RowMap, *args: Any) -> Tensor | None:
-        seen.squares.append(squares(self, *args))
+        seen.squares.append(combined(self, *args))
         return seen.squares[-1]
 
     def spied_general(*args: Any) -> Any:
@@ -196,7 +196,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return general(*args)
 
     monkeypatch.setattr(RowMap, "fit", spied_fit)
-    monkeypatch.setattr(RowMap, "squares", spied_squares)
+    monkeypatch.setattr(RowMap, "_combined", spied_squares)
     monkeypatch.setattr(derived, "_pulled_back", spied_general)
     return seen
 

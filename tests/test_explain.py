@@ -96,7 +96,8 @@ def test_a_scale_per_coordinate_has_other_formulas():
     scale = {p: torch.ones_like(p) for p in model.parameters()}
     explanation = Bookkeeping(model, loss, batch()).explain(Geometry(None, scale))
     formulas = {cost.parameter: cost.formula for cost in explanation.costs}
-    assert formulas["few.weight"] == "per-example gradients in chunks, kept"
+    assert formulas["few.weight"] == "per-example gradients in chunks"
+    assert formulas["many.weight"] == "per-example gradients in chunks, kept"
     assert formulas["out.weight"] == "two matrix products"
     assert formulas["standardized.weight"] == "Jacobian products in chunks"
 

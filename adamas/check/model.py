@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from adamas._numerics import map_tensors
+from adamas._nests import map_tensors
 from adamas._replay import examples_of, run_geometry
 from adamas.check.base import (
     FAIL,

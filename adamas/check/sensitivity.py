@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from adamas._numerics import map_tensors
+from adamas._nests import map_tensors
 from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
 from adamas.check.base import FAIL, PASS, STEPS, Outcome, Replay, recorded_events
 from adamas.engines import Loss

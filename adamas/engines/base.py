@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from adamas._numerics import accumulation_dtype, squared_norms
+from adamas._sums import accumulation_dtype
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
@@ -79,12 +79,7 @@ class Materialized(ABC):
         for index in range(len(self._chunks)):
             squares = torch.zeros((), dtype=torch.float64, device=device)
             for p, g in self._chunk(index).items():
-                # A bare scale divides the norm instead of every coordinate.
-                s = geometry.scale[p]
-                if geometry.center_of(p) is None and not isinstance(s, Tensor):
-                    squares = squares + squared_norms(g) / s / s
-                else:
-                    squares = squares + squared_norms(geometry.whiten(p, g))
+                squares = squares + geometry.squared_norms(p, g)
             totals.append(squares)
         return torch.cat(totals).sqrt()
 

@@ -14,14 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from adamas._numerics import batch_length, map_tensors, named_tensors, squared_norms
+from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.derived import Derived, derived_squares, grouped
 from adamas.engines.explain import Cost, Explanation
 from adamas.engines.layouts import Unprobed, Workspace
+from adamas.engines.norms import merged, squared_whitened_norms
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss
 from adamas.engines.recording import Recorder
-from adamas.engines.records import Record, add_weighted_sum, merged, squared_whitened_norms
+from adamas.engines.records import Record, add_weighted_sum
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
@@ -70,7 +71,7 @@ class Bookkeeping:
                 if p in direct:
                     total += squared_whitened_norms(direct[p], p, geometry)
                 elif geometry.center_of(p) is not None:  # an unused parameter: g = 0 for every example
-                    total += squared_norms(geometry.whiten(p, torch.zeros_like(p)).unsqueeze(0))
+                    total += geometry.center_square(p)
             for group, members in groups:
                 total += derived_squares(group, members, direct, geometry)
         norms = total.clamp(min=0).sqrt()  # clamp keeps NaN

@@ -3,18 +3,16 @@ r"""Weights that a model computes from its parameters: standardised, normalised,
 Where a layer uses :math:`t = f(p)`, an example's gradient for :math:`p` is :math:`J^T G_i`, with its gradient
 :math:`G_i` for :math:`t` and the Jacobian :math:`J` of :math:`f`. In general that takes a vector-Jacobian
 product for each example. For the usual normalisations of the rows of a weight matrix
-(`RowMap`) the norm of the product has a closed form.
+(`adamas.engines.row_map`) the norm of the product has a closed form.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from adamas._numerics import squared_norms
-from adamas.engines.records import CANCELLATION, Convolution, Outer, Record, chunk_length
+from adamas.engines.records import Record, chunk_length
 from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
@@ -76,7 +74,7 @@ def derived_squares(
             total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
             for record in direct.get(p, []):
                 total = total + record.materialize(rows)
-            squares = squares + squared_norms(geometry.whiten(p, total))
+            squares = squares + geometry.squared_norms(p, total)
         parts.append(squares)
     return torch.cat(parts)
 
@@ -98,110 +96,3 @@ def _total(records: list[Record], rows: slice) -> Tensor:
     for record in records[1:]:
         total = total + record.materialize(rows)
     return total
-
-
-class RowMap:
-    r"""The Jacobian of a normalisation that treats each row of a weight alike.
-
-    For a row with unit vector :math:`\hat t = t/|t|`, weight standardisation, normalisation to length 1 and
-    scaling all have
-
-    .. math:: J^T G = \alpha\,G_\perp + \alpha_1\,\bar g\,1 + \alpha_t\,(\hat t \cdot G)\,\hat t
-
-    with the row's mean :math:`\bar g` and the rest :math:`G_\perp`. So with n numbers in a row,
-
-    .. math:: |J^T G|^2 = \alpha^2 |G|^2 + (\alpha_1^2 - \alpha^2)\,n \bar g^2
-              + (\alpha_t^2 - \alpha^2)(\hat t \cdot G)^2.
-
-    The three factors are read off the Jacobian with one vector, and the form is checked with another, at
-    every step.
-    """
-
-    def __init__(self, leaf: Tensor, alpha: Tensor, one: Tensor, own: Tensor, length: Tensor) -> None:
-        self.leaf, self.alpha, self.one, self.own, self.length = leaf, alpha, one, own, length
-        self.width = leaf.shape[1:].numel()
-
-    @classmethod
-    def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
-        """The map of a derived weight, or None if its Jacobian has another form."""
-        leaves = leaves_of(t, params)
-        if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
-            return None
-        (leaf,) = leaves
-        height, width = t.shape[0], t.shape[1:].numel()
-        if width < 4:  # too few directions to tell the three factors apart
-            return None
-        with torch.no_grad():
-            rows = t.flatten(1)
-            length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            unit = rows / length
-            tolerance = 64 * torch.finfo(t.dtype).eps
-            centred = bool((unit.mean(1).abs() < tolerance).all())
-
-        def composed(rest: Tensor, along: Tensor, mean: Tensor) -> Tensor:
-            vector: Tensor = rest + along * unit
-            return vector + mean if centred else vector
-
-        def pulled(vector: Tensor) -> Tensor:
-            g: Tensor = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)[0]
-            return g.flatten(1)
-
-        def remainder(values: Tensor) -> Tensor:
-            """What is neither along the row nor its mean."""
-            values = values - _dot(values, unit).to(rows) * unit
-            return values - values.mean(1, keepdim=True) if centred else values
-
-        with torch.no_grad():
-            # The factors come from one vector, whose rows are of one size, so that none drowns in rounding.
-            rest = remainder((1.5 + _scattered(height, rows)).unsqueeze(1) / 2 * _scattered(width, rows))
-            size = rows.new_full((height, 1), width**0.5)
-            g = pulled(composed(rest, size, size / width**0.5))
-            alpha, own = _dot(g, rest) / _dot(rest, rest), _dot(g, unit) / width**0.5
-            one = g.double().mean(1, keepdim=True) if centred else alpha
-            # The form is checked on another one: rows that act on one another show in it.
-            phases = _scattered(3 * height + width, rows)
-            along, mean, factors = phases[: 3 * height].view(3, height, 1)
-            rest = remainder((1.5 + factors) * phases[3 * height :])
-            along = along * width**0.5
-            vector = composed(rest, along, mean)
-            expected = composed(alpha.to(rows) * rest, (own * along).to(rows), (one * mean).to(rows))
-            error = torch.linalg.vector_norm(pulled(vector) - expected, dim=1)
-            largest = torch.cat([alpha, own, one], 1).abs().amax(1)
-            small = error <= tolerance * largest * torch.linalg.vector_norm(vector, dim=1)
-        if not small.all():  # also where something is not finite
-            return None
-        return cls(leaf, *(factor[:, 0].double() for factor in (alpha, one, own, length)))
-
-    def squares(self, record: Outer | Convolution, rows: Tensor | None, output: Tensor) -> Tensor | None:
-        """`|J^T G_i|^2` in float64, or None where it has no cheap form or would lose digits.
-
-        Args:
-            record: The use of the derived weight.
-            rows: Squared norms of the rows of each `G_i`, if they are known.
-            output: The layer's output without its bias, of the record's output gradient's shape: as
-                `y = t x`, its product with the output gradient is `t . G`.
-        """
-        if rows is not None:
-            total = rows @ self.alpha.square()
-        else:
-            scaled = record.with_rows_scaled(self.alpha.to(record.dtype)).squares()
-            if scaled is None:
-                return None
-            total = scaled
-        result = total + (record.row_products(output) / self.length).square() @ (
-            self.own.square() - self.alpha.square()
-        )
-        if not torch.equal(self.one, self.alpha):
-            result += record.row_sums().square() @ (self.one.square() - self.alpha.square()) / self.width
-        return None if (result < CANCELLATION * total).any() else result
-
-
-def _scattered(n: int, like: Tensor) -> Tensor:
-    """Values in [-1, 1] without a pattern that a Jacobian could have."""
-    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
-    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    """The products of the rows of two matrices, in float64: `(rows, 1)`."""
-    return (x * y).sum(1, keepdim=True, dtype=torch.float64)

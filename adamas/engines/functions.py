@@ -37,7 +37,7 @@ def _cast(*tensors: Tensor | None) -> list[Any]:
 
 
 class Linear(torch.autograd.Function):
-    """`F.linear`; `put(input, output gradient, output if it is to be kept)`."""
+    """`F.linear`; `put(input, output gradient, output)`, or None for an output that `keeps` does not want."""
 
     @staticmethod
     def forward(
@@ -47,12 +47,12 @@ class Linear(torch.autograd.Function):
         b: Tensor | None,
         anchor: Tensor,
         put: Callable[..., None],
-        keep_output: bool,
+        keeps: Callable[[Tensor, Tensor], bool],
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
         y = F.linear(x, w, b)
-        ctx.save_for_backward(x, w, y if keep_output else None)
+        ctx.save_for_backward(x, w, y if keeps(x, y) else None)
         ctx.put = put
         return y
 
@@ -64,7 +64,7 @@ class Linear(torch.autograd.Function):
 
 
 class Convolve(torch.autograd.Function):
-    """`torch.convolution`; `put(input, output gradient, output if it is to be kept)`."""
+    """`torch.convolution`; `put(input, output gradient, output or None)`, see `Linear`."""
 
     @staticmethod
     def forward(
@@ -75,13 +75,13 @@ class Convolve(torch.autograd.Function):
         anchor: Tensor,
         settings: Any,
         put: Callable[..., None],
-        keep_output: bool,
+        keeps: Callable[[Tensor, Tensor], bool],
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
         stride, padding, dilation, groups = settings
         y = torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
-        ctx.save_for_backward(x, w, y if keep_output else None)
+        ctx.save_for_backward(x, w, y if keeps(x, y) else None)
         ctx.put, ctx.settings = put, settings
         return y
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adamas._numerics import batch_length, map_tensors
+from adamas._nests import batch_length, map_tensors
 from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
 
 

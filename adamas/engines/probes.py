@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from adamas._numerics import batch_length, map_tensors, named_tensors
+from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, check_losses
 from adamas.errors import UnsupportedError
 

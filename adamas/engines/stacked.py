@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from adamas._numerics import batch_length
+from adamas._nests import batch_length
 from adamas.engines.base import Materialized
 
 

@@ -4,7 +4,6 @@ Every function takes the recorder and the call's arguments, returns the call's v
 the weight in the backward.
 """
 
-import time
 from typing import Any
 
 import torch
@@ -12,19 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from adamas._numerics import squared_norms
 from adamas.engines import functions, recurrent
-from adamas.engines.derived import RowMap
+from adamas.engines.convolution import Convolution
 from adamas.engines.layouts import Key, by_example
-from adamas.engines.records import CHUNKED, Convolution, Dense, Lookup, Outer, Record, whitened_squares
+from adamas.engines.lookup import Lookup
+from adamas.engines.measured import measured, row_map_of
+from adamas.engines.outer import Outer
+from adamas.engines.records import Dense
 from adamas.engines.tracking import Tracker, tensors_in
 from adamas.errors import UnsupportedError
-from adamas.geometry import Geometry
-
-# Per-example gradients of a layer are kept for the sum while they take at most this many times the memory of
-# the inputs and output gradients that they stand for; beyond it they are made in chunks for their norms, and
-# the sum costs another product.
-_KEPT = 5
 
 # How many axes of an image each convolution runs over.
 CONVOLUTIONS: dict[Any, int] = {
@@ -40,7 +35,7 @@ CONVOLUTIONS: dict[Any, int] = {
 def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed: bool = False) -> Tensor:
     """`x @ w.T + b`, over any leading axes."""
     key = recorder.key("linear", w, b, dim=x.dim())
-    row_map = None if transposed else _row_map(recorder, w)
+    row_map = None if transposed else row_map_of(recorder, w)
 
     def put(x: Tensor, e: Tensor, y: Tensor | None) -> None:
         if recorder.outside():
@@ -58,14 +53,16 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
             if y is not None:
                 y = by_example(y if b is None else y - b.detach(), layout, recorder.n, 1)
             record = Outer(a, e, transposed, bias)
-            recorder.add(w, _measured(recorder, record, w, row_map, y), "linear")
+            recorder.add(w, measured(recorder, record, w, row_map, y), "linear")
 
     weight = w.detach().t() if transposed else w.detach()
     if x.dim() == 1:
         raise UnsupportedError(f"{recorder.name(w)!r} meets an input without an example axis.")
-    result: Tensor = _apply(
-        functions.Linear, x, weight, _detached(b), recorder.anchor, put, row_map is not None
-    )
+
+    def keeps(x: Tensor, y: Tensor) -> bool:
+        return row_map is not None
+
+    result: Tensor = _apply(functions.Linear, x, weight, _detached(b), recorder.anchor, put, keeps)
     return result
 
 
@@ -86,7 +83,7 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         padding = [t // 2 for t in total]
     padding = [0] * axes if padding == "valid" else _each(padding, axes, 0)
     key = recorder.key("convolution", w, b, dim=x.dim())
-    row_map = _row_map(recorder, w) if groups == 1 else None
+    row_map = row_map_of(recorder, w) if groups == 1 else None
 
     def put(x: Tensor, e: Tensor, y: Tensor | None) -> None:
         if recorder.outside():
@@ -99,85 +96,15 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         if recorder.is_tracked(w):
             if y is not None and b is not None:
                 y = y - b.detach().view(-1, *[1] * axes)
-            record = Convolution(x, e, w.shape, stride, padding, dilation, groups)
-            recorder.add(w, _measured(recorder, record, w, row_map, y), "convolution")
+            record = Convolution(x, e, w.shape, *settings)
+            recorder.add(w, measured(recorder, record, w, row_map, y), "convolution")
+
+    def keeps(x: Tensor, y: Tensor) -> bool:
+        return row_map is not None and Convolution(x, y, w.shape, *settings).gram_pays()
 
     settings = (stride, padding, dilation, groups)
-    arguments = (x, w.detach(), _detached(b), recorder.anchor, settings, put, row_map is not None)
+    arguments = (x, w.detach(), _detached(b), recorder.anchor, settings, put, keeps)
     return _apply(functions.Convolve, *arguments)
-
-
-def _row_map(recorder: Tracker, w: Tensor) -> RowMap | None:
-    """The closed form of a derived weight's norm, where there is one and this step's geometry allows it."""
-    geometry = recorder.geometry
-    if geometry is None or not recorder.is_tracked(w) or w in recorder.names:
-        return None
-    if torch.is_autocast_enabled(w.device.type):
-        return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return None  # checkpointing: what a Jacobian needs is not there before the backward
-    row_map = RowMap.fit(w, recorder.names.keys())
-    if row_map is None or isinstance(geometry.scale[row_map.leaf], Tensor):
-        return None
-    return row_map if geometry.center_of(row_map.leaf) is None else None
-
-
-def _measured(
-    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
-) -> Record:
-    """Takes norms now, while the output gradient is in the cache, where that takes per-example gradients.
-
-    These gradients are kept for the sum instead of the record, unless they are large.
-    """
-    start = time.perf_counter()
-    result = _with_norms(recorder, record, w, row_map, y)
-    result.seconds = time.perf_counter() - start
-    return result
-
-
-def _with_norms(
-    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
-) -> Record:
-    geometry, n = recorder.geometry, recorder.n
-    assert geometry is not None
-    known = w in recorder.names
-    full = known and isinstance(geometry.scale[w], Tensor)
-    cheap = (record.gram_pays() and not full) or (isinstance(record, Outer) and record.places == 1)
-    keep = n * w.numel() <= _KEPT * sum(t.numel() for t in record.tensors())
-    if known and cheap:
-        return record
-    if row_map is not None and cheap:
-        record.whitened = _of_rows(row_map, record, None, y, geometry)
-        return record
-    if not known and row_map is None and not keep:
-        return record
-    step = record.chunk()
-    in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
-    buffer = record.empty(n if keep else step, by_rows=in_order)
-    taken = []
-    for i in range(0, n, step):
-        rows = slice(i, min(i + step, n))
-        part = record.materialize_into(buffer[rows] if keep else buffer[: rows.stop - i], rows)
-        if known:
-            taken.append(whitened_squares(part, w, geometry))
-        elif row_map is not None:
-            taken.append(squared_norms(part.flatten(0, 1)).view(-1, w.shape[0]))
-    result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
-    if known:
-        result.whitened = torch.cat(taken)
-    elif row_map is not None:
-        result.whitened = _of_rows(row_map, record, torch.cat(taken), y, geometry)
-    return result
-
-
-def _of_rows(
-    row_map: RowMap, record: Outer | Convolution, rows: Tensor | None, y: Tensor | None, geometry: Geometry
-) -> Tensor | None:
-    """Squared whitened norms for the parameter behind a weight with normalised rows."""
-    assert y is not None
-    s = float(geometry.scale[row_map.leaf])
-    squares = row_map.squares(record, rows, y)
-    return None if squares is None else squares / s / s
 
 
 def embedding(

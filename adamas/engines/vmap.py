@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from adamas._numerics import batch_length, map_tensors, named_tensors
+from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
 from adamas.errors import UnsupportedError
 

@@ -1,0 +1,90 @@
+"""Squared norms of whitened float32 rows in one pass over memory, compiled by Numba.
+
+Torch takes three passes, and memory for what is between them. The loops add side by side in as many lanes as
+vector instructions like, so that the compiler may use them without changing the order of the sums.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adamas._compiled import Array, compiled, numba
+from adamas._threads import share_out
+
+_F, _D = np.float32, np.float64
+_LANES = 64
+# Squares that are added up in float32, in lanes; then float64 goes on.
+_BLOCK = 32 * _LANES
+# Numbers of a row that one thread adds up, and all numbers that are worth another thread.
+_PIECE = 1 << 17
+_LEAST_SHARE = 1 << 20
+
+
+@compiled
+def _squares(
+    rows: Array, center: Any, scale: Array, out: Array, width: int, pieces: int, start: int, stop: int
+) -> None:
+    """Adds up pieces of rows, counted row by row, into `out`; the centre may be None."""
+    lanes = np.empty(_LANES, np.float32)
+    for piece in range(start, stop):
+        row, first = piece // pieces, (piece % pieces) * _PIECE
+        last = min(first + _PIECE, width)
+        total = _D(0)
+        for begin in range(first, last, _BLOCK):
+            end = min(begin + _BLOCK, last)
+            whole = begin + (end - begin) // _LANES * _LANES
+            for i in range(_LANES):
+                lanes[i] = _F(0)
+            for k in range(begin, whole, _LANES):
+                x, s = rows[row, k : k + _LANES], scale[k : k + _LANES]
+                if center is None:
+                    for i in range(_LANES):
+                        u = x[i] / s[i]
+                        lanes[i] += u * u
+                else:
+                    c = center[k : k + _LANES]
+                    for i in range(_LANES):
+                        u = (x[i] - c[i]) / s[i]
+                        lanes[i] += u * u
+            for i in range(_LANES):
+                total += _D(lanes[i])
+            for k in range(whole, end):
+                u = (rows[row, k] if center is None else rows[row, k] - center[k]) / scale[k]
+                total += _D(u * u)
+        out[piece] = total
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernel can be used; the first call compiles it, or reads it from Numba's cache."""
+    try:
+        f, d, i = numba.float32, numba.float64, numba.int64
+        for center in (numba.none, f[::1]):
+            _squares.compile((f[:, ::1], center, f[::1], d[::1], i, i, i, i))
+    except Exception:  # whatever it is, sums can be made without
+        return False
+    return True
+
+
+def fits(rows: Tensor, center: Tensor | None, scale: Tensor) -> bool:
+    """Whether the kernel can be used for these rows."""
+    return (
+        rows.device.type == "cpu"
+        and all(t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in (rows, center, scale))
+        and available()
+    )
+
+
+def whitened_squares(rows: Tensor, center: Tensor | None, scale: Tensor) -> Tensor:
+    """`sum_k ((rows[i, k] - center[k]) / scale[k])^2` in float64, the same with any number of threads."""
+    n, width = rows.shape
+    pieces = max(1, -(-width // _PIECE))
+    sums = np.empty(n * pieces)
+    arrays = [None if t is None else t.detach().numpy() for t in (rows, center, scale)]
+    worth = -(-_LEAST_SHARE // max(1, min(width, _PIECE)))
+    for other in share_out([(_squares, (*arrays, sums, width, pieces), n * pieces)], worth):
+        other.result()
+    return torch.from_numpy(sums.reshape(n, pieces).sum(1))

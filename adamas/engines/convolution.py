@@ -1,0 +1,217 @@
+"""The record of a convolution, and the windows of its input."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adamas._sums import row_products
+from adamas.engines.records import CHUNKED, Record, chunk_length
+
+aten = torch.ops.aten
+
+# Windows are copied with the channels last where this makes stretches so many times as long: turning the
+# images costs as much as it saves with less.
+_LONG = 8
+
+
+class Convolution(Record):
+    """A convolution: inputs `(n, ci, *size)` and output gradients `(n, co, *out)`."""
+
+    # A convolution's activations are a small part of those that a model holds, and its gradients are costly.
+    most_kept = 5
+
+    def __init__(
+        self,
+        x: Tensor,
+        e: Tensor,
+        shape: Sequence[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> None:
+        self.x, self.e, self.shape = x, e, tuple(shape)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.n = x.shape[0]
+
+    def _with(self, x: Tensor, e: Tensor) -> "Convolution":
+        return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
+
+    def kept(self, rows: Tensor) -> "Convolution":
+        return self._with(self.x[rows], self.e[rows])
+
+    def chunk(self) -> int:
+        """Examples whose unfolded images and gradients fit the cache."""
+        unfolded = self.x.shape[1] * math.prod(self.shape[2:]) * self.e.shape[2:].numel()
+        return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        return self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
+
+    def empty(self, count: int, *, by_rows: bool) -> Tensor:
+        """A buffer for the gradients of some examples, in memory in the order in which they are made fastest.
+
+        The window is next to the input channels, or the output channels are last, unless it is `by_rows`.
+        """
+        co, ci, *window = self.shape
+        if self._unfold.channels_last:
+            return self._empty(count, co, *window, ci).movedim(-1, 2)
+        if by_rows or self.groups > 1:
+            return self._empty(count, co, ci, *window)
+        return self._empty(count, ci, *window, co).movedim(-1, 1)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.e.device)
+
+    def materialize_into(self, out: Tensor, rows: slice | Tensor) -> Tensor:
+        """Writes the gradients of some examples into a buffer: output gradient times unfolded image."""
+        x, e = self.x[rows], self.e[rows]
+        g, co, step = self.groups, self.shape[0], self.chunk()
+        for i in range(0, x.shape[0], step):
+            columns = self._unfold(x[i : i + step])
+            m = columns.shape[0]
+            gradients, part = e[i : i + step].reshape(m * g, co // g, -1), out[i : i + step]
+            if self._unfold.channels_last:
+                torch.bmm(gradients, columns, out=part.movedim(2, -1).flatten(2))
+                continue
+            columns = columns.view(m * g, -1, columns.shape[2])
+            if part.is_contiguous():
+                torch.bmm(gradients, columns.transpose(1, 2), out=part.view(m * g, co // g, -1))
+            else:
+                torch.bmm(columns, gradients.transpose(1, 2), out=part.movedim(1, -1).flatten(1, -2))
+        return out
+
+    @functools.cached_property
+    def _unfold(self) -> "Unfold":
+        return Unfold(
+            *(self.x, self.chunk(), self.shape[2:], self.stride, self.padding, self.dilation, self.groups)
+        )
+
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        e = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
+        result = aten.convolution_backward(  # of the weight, only the shape is read
+            *(e, self.x, out, None, self.stride, self.padding, self.dilation),
+            *(False, [0] * len(self.stride), self.groups, (False, True, False)),
+        )[1]
+        if fresh:
+            out.copy_(result)
+        else:
+            out.add_(result)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
+
+    def formula(self, per_coordinate: bool) -> str:
+        return "Gram matrices of the pixels" if self.gram_pays() and not per_coordinate else CHUNKED
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.x, self.e)
+
+    def gram_pays(self) -> bool:
+        """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""
+        if self.groups != 1 or len(self.stride) != 2:
+            return False
+        pixels = math.prod(s + 2 * p for s, p in zip(self.x.shape[2:], self.padding, strict=True))
+        places = self.e.shape[2:].numel()
+        window = math.prod(self.shape[2:])
+        work = pixels**2 * self.x.shape[1] + places**2 * (self.shape[0] + 2 * window)
+        return work < 0.4 * places * math.prod(self.shape)  # measured: below it the unfolded chunks win
+
+    def squares(self) -> Tensor | None:
+        if not self.gram_pays():
+            return None
+        (ph, pw), (sh, sw), (dh, dw) = self.padding, self.stride, self.dilation
+        x = F.pad(self.x, (pw, pw, ph, ph))
+        n, _, height, width = x.shape
+        h, w = self.e.shape[2:]
+        x, e = x.flatten(2), self.e.flatten(2)
+        pixels = torch.bmm(x.transpose(1, 2), x).view(n, height, width, height, width)
+        inputs: Tensor | None = None
+        for i in range(self.shape[2]):
+            for j in range(self.shape[3]):
+                u = slice(i * dh, i * dh + sh * (h - 1) + 1, sh)
+                v = slice(j * dw, j * dw + sw * (w - 1) + 1, sw)
+                shifted = pixels[:, u, v, u, v]
+                inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
+        assert inputs is not None
+        return row_products(inputs.flatten(1), torch.bmm(e.transpose(1, 2), e).flatten(1))
+
+    def with_rows_scaled(self, factors: Tensor) -> "Convolution":
+        """The record of the same gradients with a factor for each row."""
+        return self._with(self.x, self.e * factors.view(-1, *[1] * len(self.stride)))
+
+    def row_products(self, y: Tensor) -> Tensor:
+        """`sum_t e_t y_t` for each row: `(n, co)`, float64."""
+        return (self.e * y).flatten(2).sum(2).double()
+
+    def row_sums(self) -> Tensor:
+        """The sum over each row of the gradients, without groups: `(n, co)`, float64."""
+        window = self.x.new_ones((1, 1, *self.shape[2:]))
+        axes = len(self.stride)
+        sums = torch.convolution(
+            *(self.x.sum(1, keepdim=True), window, None, self.stride, self.padding, self.dilation),
+            *(False, [0] * axes, 1),
+        )
+        return self.row_products(sums)
+
+    def products(self, c: Tensor) -> Tensor:
+        axes = len(self.stride)
+        y = torch.convolution(
+            *(self.x, c, None, self.stride, self.padding, self.dilation, False, [0] * axes, self.groups)
+        )
+        return row_products(y, self.e)
+
+
+class Unfold:
+    """The windows of up to `step` images at a time, in memory of its own.
+
+    They are copied from a strided view of the padded images, which is faster than `F.unfold`, and knows all
+    dimensions. With few pixels and many channels the channels are last, so that a window's rows are long
+    stretches of memory: `(m, places, window * c)`. Otherwise `(m, c * window, places)`.
+    """
+
+    def __init__(
+        self,
+        like: Tensor,
+        step: int,
+        window: Sequence[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> None:
+        c, size = like.shape[1], like.shape[2:]
+        self.channels_last = groups == 1 and window[-1] * c > _LONG * size[-1]
+        padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
+        places = [
+            (s - d * (w - 1) - 1) // t + 1
+            for s, w, t, d in zip(padded, window, stride, dilation, strict=True)
+        ]
+        first = 1 if self.channels_last else 2
+        images = like.new_zeros((step, *padded, c) if self.channels_last else (step, c, *padded))
+        self._inner = images
+        for axis, (s, p) in enumerate(zip(size, padding, strict=True)):
+            self._inner = self._inner.narrow(axis + first, p, s)
+        steps = images.stride()[first : first + len(size)]
+        in_window = [step * d for step, d in zip(steps, dilation, strict=True)]
+        to_next = [step * t for step, t in zip(steps, stride, strict=True)]
+        if self.channels_last:
+            shape = (step, *places, *window, c)
+            strides = (images.stride(0), *to_next, *in_window, 1)
+        else:
+            shape = (step, c, *window, *places)
+            strides = (*images.stride()[:2], *in_window, *to_next)
+        self._view = images.as_strided(shape, strides)
+        self._columns = like.new_empty(shape)
+        self._matrix = math.prod(shape[1 : first + len(size)])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The columns of some images; the next call overwrites them."""
+        m = x.shape[0]
+        self._inner[:m].copy_(x.movedim(1, -1) if self.channels_last else x)
+        return self._columns[:m].copy_(self._view[:m]).view(m, self._matrix, -1)

@@ -1,0 +1,84 @@
+"""Norms that are taken on the way, while a layer's output gradient is in the cache."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from adamas.engines.convolution import Convolution
+from adamas.engines.outer import Outer
+from adamas.engines.records import CHUNKED, Dense, Record, in_memory_like
+from adamas.engines.row_map import RowMap
+from adamas.engines.tracking import Tracker
+
+
+def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
+    """The closed form of a derived weight's norm, where there is one and this step's geometry allows it."""
+    geometry = recorder.geometry
+    if geometry is None or not recorder.is_tracked(w) or w in recorder.names:
+        return None
+    if torch.is_autocast_enabled(w.device.type):
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None  # checkpointing: what a Jacobian needs is not there before the backward
+    row_map = RowMap.fit(w, recorder.names.keys())
+    if row_map is None or isinstance(geometry.scale[row_map.leaf], Tensor):
+        return None
+    return row_map if geometry.center_of(row_map.leaf) is None else None
+
+
+def measured(
+    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
+) -> Record:
+    """Takes norms where that takes per-example gradients, and keeps these for the sum if they are not large.
+
+    Args:
+        recorder: Knows the geometry.
+        record: The use of a weight.
+        w: The weight.
+        row_map: The closed form of its norm, if it is a derived weight that has one.
+        y: The layer's output without its bias, if it was kept.
+    """
+    start = time.perf_counter()
+    result = _with_norms(recorder, record, w, row_map, y)
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _with_norms(
+    recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
+) -> Record:
+    geometry, n = recorder.geometry, recorder.n
+    assert geometry is not None
+    known = w in recorder.names
+    full = known and isinstance(geometry.scale[w], Tensor)
+    cheap = (record.gram_pays() and not full) or (isinstance(record, Outer) and record.places == 1)
+    keep = n * w.numel() <= record.most_kept * sum(t.numel() for t in record.tensors())
+    if known and cheap:
+        return record
+    # A number for the scale of the leaf, see `row_map_of`.
+    factor = 1.0 if row_map is None else float(geometry.scale[row_map.leaf]) ** -2
+    if row_map is not None and cheap:
+        assert y is not None
+        squares = row_map.of_record(record, y)
+        record.whitened = None if squares is None else squares * factor
+        return record
+    if not known and row_map is None and not keep:
+        return record
+    step = record.chunk()
+    in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
+    buffer = record.empty(n if keep else step, by_rows=in_order)
+    aligned = in_memory_like(buffer, w, geometry) if known else geometry
+    taken: list[Tensor | None] = []
+    for i in range(0, n, step):
+        rows = slice(i, min(i + step, n))
+        part = record.materialize_into(buffer[rows] if keep else buffer[: rows.stop - i], rows)
+        if known:
+            taken.append(aligned.squared_norms(w, part))
+        elif row_map is not None:
+            taken.append(row_map.of_gradients(part))
+    result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
+    squares_taken = [squares for squares in taken if squares is not None]
+    if taken and len(squares_taken) == len(taken):
+        result.whitened = torch.cat(squares_taken) * factor
+    return result

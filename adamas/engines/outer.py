@@ -1,0 +1,124 @@
+r"""The record of a linear map.
+
+With inputs :math:`a` and output gradients :math:`e` over :math:`T` places, an example's gradient is
+:math:`G_i = \sum_t e_{it} a_{it}^T`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adamas._sums import row_products, squared_norms
+from adamas.engines.records import CHUNKED, Dense, Record, chunk_length
+
+
+class Outer(Record):
+    """A linear map: inputs `(n, T, p)` and output gradients `(n, T, d)`; the gradient is `(d, p)`.
+
+    Args:
+        a: Inputs.
+        e: Output gradients.
+        transposed: The weight is stored as `(p, d)`.
+        bias: The record of the layer's bias, which may know `|e|^2` already.
+    """
+
+    # As large as inputs and output gradients, and no larger: with few places they are much larger.
+    most_kept = 1
+
+    def __init__(self, a: Tensor, e: Tensor, transposed: bool = False, bias: Dense | None = None) -> None:
+        self.a, self.e, self.transposed, self.bias = a, e, transposed, bias
+        self.n, self.places = a.shape[:2]
+
+    def formula(self, per_coordinate: bool) -> str:
+        if self.places == 1:
+            return "two matrix products" if per_coordinate else "|input| |output gradient|"
+        return "Gram matrices of the places" if self.gram_pays() and not per_coordinate else CHUNKED
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.a, self.e)
+
+    def gram_pays(self) -> bool:
+        """Few places: the Gram matrices over places are smaller than the weight."""
+        p, d = self.a.shape[2], self.e.shape[2]
+        return self.places * (p + d) < p * d
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.bmm(left[rows].transpose(1, 2), right[rows])
+
+    def chunk(self) -> int:
+        """Examples whose gradients fit the cache."""
+        return chunk_length(self.a.shape[2] * self.e.shape[2])
+
+    def empty(self, count: int, *, by_rows: bool) -> Tensor:
+        """A buffer for the gradients of some examples."""
+        shape = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.empty((count, *(t.shape[2] for t in shape)), dtype=self.dtype, device=self.e.device)
+
+    def materialize_into(self, out: Tensor, rows: slice) -> Tensor:
+        """Writes the gradients of some examples into a buffer."""
+        left, right = (self.a, self.e) if self.transposed else (self.e, self.a)
+        return torch.bmm(left[rows].transpose(1, 2), right[rows], out=out)
+
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        a, e = self.a, self.e
+        if a.shape[2] < e.shape[2]:  # the smaller of the two is scaled
+            a = a * weights.view(-1, 1, 1)
+        else:
+            e = e * weights.view(-1, 1, 1)
+        left, right = (a, e) if self.transposed else (e, a)
+        out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1), beta=0 if fresh else 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
+
+    def kept(self, rows: Tensor) -> "Outer":
+        return Outer(self.a[rows], self.e[rows], self.transposed)
+
+    def squares(self) -> Tensor | None:
+        if self.places == 1:
+            of_e = squared_norms(self.e) if self.bias is None else self.bias.squares()
+            return squared_norms(self.a) * of_e
+        return _gram_product(self.a, self.e) if self.gram_pays() else None
+
+    def products(self, c: Tensor) -> Tensor:
+        matrix = c if not self.transposed else c.t()
+        return row_products(self.e @ matrix, self.a)
+
+    def with_rows_scaled(self, factors: Tensor) -> "Outer":
+        """The record of the same gradients with a factor for each row."""
+        return Outer(self.a, self.e * factors, self.transposed)
+
+    def row_products(self, y: Tensor) -> Tensor:
+        """`sum_t e_t y_t` for each row: `(n, d)`, float64."""
+        return (self.e * y).sum(1).double()
+
+    def row_sums(self) -> Tensor:
+        """The sum over each row of the gradients: `(n, d)`, float64."""
+        return self.row_products(self.a.sum(2, keepdim=True))
+
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor | None:
+        if self.places != 1:
+            return None
+        a, e = self.a[:, 0], self.e[:, 0]
+        matrix = s.pow(-2)
+        total = row_products(e.square() @ (matrix.t() if self.transposed else matrix), a.square())
+        if c is not None and constant is not None:
+            matrix.mul_(c)
+            total -= 2 * row_products(e @ (matrix.t() if self.transposed else matrix), a)
+            total += constant
+        return total
+
+
+def _gram_product(a: Tensor, e: Tensor) -> Tensor:
+    """`<a a^T, e e^T>` per example, which is `|sum_t e_t a_t^T|^2`; symmetric, so 3/4 of it is enough."""
+    half = a.shape[1] // 2
+    if a.shape[1] < 64 or a.shape[1] % 2:
+        return row_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(e, e.transpose(1, 2)))
+    a1, a2, e1, e2 = a[:, :half], a[:, half:], e[:, :half], e[:, half:]
+    total = torch.zeros(a.shape[0], dtype=torch.float64, device=a.device)
+    for u, v, f, g, times in ((a1, a1, e1, e1, 1), (a1, a2, e1, e2, 2), (a2, a2, e2, e2, 1)):
+        total += times * row_products(torch.bmm(u, v.transpose(1, 2)), torch.bmm(f, g.transpose(1, 2)))
+    return total

@@ -1,0 +1,191 @@
+r"""Norms behind weights whose rows are normalised, without a vector-Jacobian product for each example."""
+
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from adamas._sums import memory_order, squared_norms
+from adamas.engines.convolution import Convolution
+from adamas.engines.derived import leaves_of
+from adamas.engines.outer import Outer
+from adamas.engines.records import CANCELLATION
+
+
+class RowMap:
+    r"""The Jacobian of a normalisation that treats each row of a weight alike.
+
+    For a row with unit vector :math:`\hat t = t/|t|`, weight standardisation, normalisation to length 1 and
+    scaling all have
+
+    .. math:: J^T G = \alpha\,G_\perp + \alpha_1\,\bar g\,1 + \alpha_t\,(\hat t \cdot G)\,\hat t
+
+    with the row's mean :math:`\bar g` and the rest :math:`G_\perp`. So with n numbers in a row,
+
+    .. math:: |J^T G|^2 = \alpha^2 |G|^2 + (\alpha_1^2 - \alpha^2)\,n \bar g^2
+              + (\alpha_t^2 - \alpha^2)(\hat t \cdot G)^2.
+
+    The three factors are read off the Jacobian with one vector, and the form is checked with another, at
+    every step.
+    """
+
+    def __init__(self, leaf: Tensor, weight: Tensor, alpha: Tensor, one: Tensor, own: Tensor) -> None:
+        self.leaf, self._weight = leaf, weight
+        self.alpha, self.one, self.own = alpha, one, own
+        self._length = torch.linalg.vector_norm(weight.flatten(1), dim=1).double()
+        self._width = leaf.shape[1:].numel()
+        self._beside: Tensor | None = None
+
+    @classmethod
+    def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
+        """The map of a derived weight, or None if its Jacobian has another form."""
+        leaves = leaves_of(t, params)
+        if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
+            return None
+        (leaf,) = leaves
+        if t.shape[1:].numel() < 4:  # too few directions to tell the three factors apart
+            return None
+        with torch.no_grad():
+            rows = _Rows(t.detach().flatten(1))
+            # The factors come from one vector, whose rows are of one size, so that none drowns in rounding.
+            noise = _scattered(rows.height + rows.width, rows.values)
+            first = _Vector(rows, (1.5 + noise[: rows.height]) / 2, noise[rows.height :], 1.0, 1.0)
+            alpha, one, own = first.factors(_pulled(t, leaf, first.values()))
+            # The form is checked on another one: rows that act on one another show in it.
+            noise = _scattered(3 * rows.height + rows.width, rows.values)
+            sizes, mean, along = noise[: 3 * rows.height].view(3, rows.height)
+            second = _Vector(rows, 1.5 + sizes, noise[3 * rows.height :], mean, along)
+            apart = second.mapped(alpha, one, own).sub_(_pulled(t, leaf, second.values()))
+            error = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
+            largest = torch.cat([alpha, one, own], 1).abs().amax(1, keepdim=True)
+            small = error <= rows.tolerance * largest * second.length()
+        if not small.all():  # also where something is not finite
+            return None
+        return cls(leaf, t.detach(), alpha[:, 0], one[:, 0], own[:, 0])
+
+    def of_gradients(self, gradients: Tensor) -> Tensor | None:
+        """`|J^T G_i|^2` of gradients in hand, `(k, *shape)` with their rows together in memory.
+
+        In float64; None where the form would lose digits.
+        """
+        k, height = gradients.shape[:2]
+        order = memory_order(gradients)
+        if self._beside is None:
+            weight = self._weight.permute([axis - 1 for axis in order]).reshape(height, self._width)
+            self._beside = torch.stack([weight, torch.ones_like(weight)], 2)
+        flat = gradients.permute(0, *order).reshape(k, height, self._width)
+        squares = squared_norms(flat.view(k * height, self._width)).view(k, height)
+        products = torch.bmm(flat.transpose(0, 1), self._beside).double()
+        return self._combined(squares @ self.alpha.square(), products[:, :, 0].t(), products[:, :, 1].t())
+
+    def of_record(self, record: Outer | Convolution, output: Tensor) -> Tensor | None:
+        """`|J^T G_i|^2` of a record whose squares have a cheap form; None where it would lose digits.
+
+        Args:
+            record: The use of the derived weight.
+            output: The layer's output without its bias, of the record's output gradient's shape: as
+                `y = t x`, its product with the output gradient is `t . G`.
+        """
+        squares = record.with_rows_scaled(self.alpha.to(record.dtype)).squares()
+        if squares is None:
+            return None
+        sums = None if torch.equal(self.one, self.alpha) else record.row_sums()
+        return self._combined(squares, record.row_products(output), sums)
+
+    def _combined(self, total: Tensor, along: Tensor, sums: Tensor | None) -> Tensor | None:
+        """The norms, from `alpha^2 |G|^2` over all rows, and `t . G` and the sum of each row."""
+        others = self.alpha.square()
+        result = total + (along / self._length).square() @ (self.own.square() - others)
+        if sums is not None:
+            result += sums.square() @ (self.one.square() - others) / self._width
+        return None if (result < CANCELLATION * total).any() else result
+
+
+class _Rows:
+    """The rows of a weight, and what of them is needed more than once, as columns in float64."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.height, self.width = values.shape
+        self.length = torch.linalg.vector_norm(values, dim=1, keepdim=True).double()
+        self.sums = _sums(values)
+        self.tolerance = 64 * torch.finfo(values.dtype).eps
+        # Rows of mean 0 have the mean as a direction of its own.
+        self.centred = bool((self.sums.abs() < self.tolerance * self.width * self.length).all())
+
+
+class _Vector:
+    """`sizes * direction + mean + along * sqrt(width) * unit row`, for each row, and its products."""
+
+    def __init__(
+        self, rows: _Rows, sizes: Tensor, direction: Tensor, mean: Tensor | float, along: Tensor | float
+    ) -> None:
+        ones = torch.ones_like(rows.length)
+        self.rows, self.direction = rows, direction
+        self.size = sizes.double().unsqueeze(1)
+        self.mean = (mean.double().unsqueeze(1) if isinstance(mean, Tensor) else mean * ones) * rows.centred
+        self.own = along.double().unsqueeze(1) if isinstance(along, Tensor) else along * ones
+        self.own = self.own * math.sqrt(rows.width) / rows.length
+        self.with_row = _sums(rows.values * direction)
+        # Its part along the row, and its sum.
+        self.along = (
+            self.size * self.with_row + self.mean * rows.sums
+        ) / rows.length + self.own * rows.length
+        self.sum = self.size * direction.double().sum() + self.mean * rows.width + self.own * rows.sums
+
+    def values(self) -> Tensor:
+        """The vector itself."""
+        return self._made(self.size, self.mean, self.own)
+
+    def length(self) -> Tensor:
+        """The length of each row."""
+        return self._product(
+            self.size * self.direction.double().square().sum()
+            + self.mean * self.direction.double().sum()
+            + self.own * self.with_row,
+            self.sum,
+            self.along * self.rows.length,
+        ).sqrt()
+
+    def factors(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The factors of the map that makes `g` of it: beside row and mean, of the mean, of the row."""
+        rows = self.rows
+        with_row, sums = _sums(g * rows.values), _sums(g)
+        along = with_row / rows.length
+        beside = self._product(_sums(g * self.direction), sums, with_row) - along * self.along
+        size = self.length().square() - self.along.square()
+        if rows.centred:
+            beside, size = beside - sums * self.sum / rows.width, size - self.sum.square() / rows.width
+        alpha = beside / size
+        return alpha, (sums / self.sum if rows.centred else alpha), along / self.along
+
+    def mapped(self, alpha: Tensor, one: Tensor, own: Tensor) -> Tensor:
+        """What the map makes of it."""
+        mean = alpha * self.mean + (one - alpha) * self.sum / self.rows.width
+        row = alpha * self.own + (own - alpha) * self.along / self.rows.length
+        return self._made(alpha * self.size, mean, row)
+
+    def _product(self, with_direction: Tensor, total: Tensor, with_row: Tensor) -> Tensor:
+        """The product with something, from that something's products with the parts."""
+        return self.size * with_direction + self.mean * total + self.own * with_row
+
+    def _made(self, size: Tensor, mean: Tensor, row: Tensor) -> Tensor:
+        like = self.rows.values
+        made = torch.addcmul(mean.to(like), size.to(like), self.direction)
+        return made.addcmul_(like, row.to(like))
+
+
+def _pulled(t: Tensor, leaf: Tensor, vector: Tensor) -> Tensor:
+    g: Tensor = torch.autograd.grad(t, leaf, vector.view_as(t), retain_graph=True)[0]
+    return g.flatten(1)
+
+
+def _sums(values: Tensor) -> Tensor:
+    return values.sum(1, keepdim=True).double()
+
+
+def _scattered(n: int, like: Tensor) -> Tensor:
+    """Values in [-1, 1] without a pattern that a Jacobian could have."""
+    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
+    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
