@@ -47,6 +47,20 @@ def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | No
     return total
 
 
+def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
+    """The sum of each row's squares, its product with a row of the weights, and its sum: `(3, n)`, float64.
+
+    The rows belong to the weights' rows in turn.
+    """
+    if _sums_kernel.fits(rows, weights):
+        result = _sums_kernel.row_sums(rows, weights)
+        if not (float(result[0].amin()) >= _LEAST_SQUARE and float(result[0].amax()) < math.inf):
+            result[0] = squared_norms(rows)
+        return result
+    products = (rows.view(-1, *weights.shape) * weights).sum(2).view(-1).double()
+    return torch.stack([squared_norms(rows), products, rows.sum(1).double()])
+
+
 def _whitened(rows: Tensor, center: Tensor | None, scale: Tensor | None) -> Tensor:
     rows = rows if center is None else rows - center
     return rows if scale is None else rows / scale

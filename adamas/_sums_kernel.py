@@ -1,10 +1,11 @@
-"""Squared norms of whitened float32 rows in one pass over memory, compiled by Numba.
+"""Sums over float32 rows in one pass over memory, compiled by Numba.
 
-Torch takes three passes, and memory for what is between them. The loops add side by side in as many lanes as
-vector instructions like, so that the compiler may use them without changing the order of the sums.
+Torch takes a pass for each step, and memory for what is between them. The loops add side by side in as many
+lanes as vector instructions like, so that the compiler may use them without changing the order of the sums.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,24 +58,55 @@ def _squares(
         out[piece] = total
 
 
+@compiled
+def _row_sums(rows: Array, weights: Array, out: Array, start: int, stop: int) -> None:
+    """Of each row the sum of its squares, its product with a row of the weights, and its sum."""
+    squares, products, sums = (
+        np.empty(_LANES, np.float32),
+        np.empty(_LANES, np.float32),
+        np.empty(_LANES, np.float32),
+    )
+    width = rows.shape[1]
+    for row in range(start, stop):
+        weight = weights[row % len(weights)]
+        square, product, total = _D(0), _D(0), _D(0)
+        for begin in range(0, width, _BLOCK):
+            end = min(begin + _BLOCK, width)
+            whole = begin + (end - begin) // _LANES * _LANES
+            for i in range(_LANES):
+                squares[i], products[i], sums[i] = _F(0), _F(0), _F(0)
+            for k in range(begin, whole, _LANES):
+                x, w = rows[row, k : k + _LANES], weight[k : k + _LANES]
+                for i in range(_LANES):
+                    squares[i] += x[i] * x[i]
+                    products[i] += x[i] * w[i]
+                    sums[i] += x[i]
+            for i in range(_LANES):
+                square, product, total = square + squares[i], product + products[i], total + sums[i]
+            for k in range(whole, end):
+                value = rows[row, k]
+                square, product, total = square + value * value, product + value * weight[k], total + value
+        out[0, row], out[1, row], out[2, row] = square, product, total
+
+
 @functools.cache
 def available() -> bool:
-    """Whether the kernel can be used; the first call compiles it, or reads it from Numba's cache."""
+    """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
     try:
         f, d, i = numba.float32, numba.float64, numba.int64
         for center in (numba.none, f[::1]):
             _squares.compile((f[:, ::1], center, f[::1], d[::1], i, i, i, i))
+        _row_sums.compile((f[:, ::1], f[:, ::1], d[:, ::1], i, i))
     except Exception:  # whatever it is, sums can be made without
         return False
     return True
 
 
-def fits(rows: Tensor, center: Tensor | None, scale: Tensor) -> bool:
-    """Whether the kernel can be used for these rows."""
-    return (
-        rows.device.type == "cpu"
-        and all(t is None or (t.dtype == torch.float32 and t.is_contiguous()) for t in (rows, center, scale))
-        and available()
+def fits(*tensors: Tensor | None) -> bool:
+    """Whether the kernels can be used for these tensors."""
+    return available() and all(
+        t is None or (t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous())
+        for t in tensors
     )
 
 
@@ -84,7 +116,19 @@ def whitened_squares(rows: Tensor, center: Tensor | None, scale: Tensor) -> Tens
     pieces = max(1, -(-width // _PIECE))
     sums = np.empty(n * pieces)
     arrays = [None if t is None else t.detach().numpy() for t in (rows, center, scale)]
-    worth = -(-_LEAST_SHARE // max(1, min(width, _PIECE)))
-    for other in share_out([(_squares, (*arrays, sums, width, pieces), n * pieces)], worth):
-        other.result()
+    _shared(_squares, (*arrays, sums, width, pieces), n * pieces, min(width, _PIECE))
     return torch.from_numpy(sums.reshape(n, pieces).sum(1))
+
+
+def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
+    """See `adamas._sums.row_sums`."""
+    sums = np.empty((3, len(rows)))
+    arrays = [t.detach().numpy() for t in (rows, weights)]
+    _shared(_row_sums, (*arrays, sums), len(rows), rows.shape[1])
+    return torch.from_numpy(sums)
+
+
+def _shared(function: Callable[..., None], arguments: tuple[Any, ...], count: int, size: int) -> None:
+    """Makes a call on so many pieces of a size, with all threads that are worth it."""
+    for other in share_out([(function, arguments, count)], -(-_LEAST_SHARE // max(1, size))):
+        other.result()

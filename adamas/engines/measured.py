@@ -10,6 +10,7 @@ from adamas.engines.outer import Outer
 from adamas.engines.records import CHUNKED, Dense, Record, in_memory_like
 from adamas.engines.row_map import RowMap
 from adamas.engines.tracking import Tracker
+from adamas.geometry import Geometry
 
 
 def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
@@ -56,12 +57,9 @@ def _with_norms(
     keep = n * w.numel() <= record.most_kept * sum(t.numel() for t in record.tensors())
     if known and cheap:
         return record
-    # A number for the scale of the leaf, see `row_map_of`.
-    factor = 1.0 if row_map is None else float(geometry.scale[row_map.leaf]) ** -2
     if row_map is not None and cheap:
         assert y is not None
-        squares = row_map.of_record(record, y)
-        record.whitened = None if squares is None else squares * factor
+        record.whitened = _scaled(row_map.of_record(record, y), geometry, row_map)
         return record
     if not known and row_map is None and not keep:
         return record
@@ -69,16 +67,23 @@ def _with_norms(
     in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
     buffer = record.empty(n if keep else step, by_rows=in_order)
     aligned = in_memory_like(buffer, w, geometry) if known else geometry
-    taken: list[Tensor | None] = []
+    taken = []
     for i in range(0, n, step):
         rows = slice(i, min(i + step, n))
         part = record.materialize_into(buffer[rows] if keep else buffer[: rows.stop - i], rows)
         if known:
             taken.append(aligned.squared_norms(w, part))
         elif row_map is not None:
-            taken.append(row_map.of_gradients(part))
+            taken.append(row_map.row_sums(part))
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
-    squares_taken = [squares for squares in taken if squares is not None]
-    if taken and len(squares_taken) == len(taken):
-        result.whitened = torch.cat(squares_taken) * factor
+    if known:
+        result.whitened = torch.cat(taken)
+    elif row_map is not None:
+        result.whitened = _scaled(row_map.of_rows(torch.cat(taken, 1)), geometry, row_map)
     return result
+
+
+def _scaled(squares: Tensor | None, geometry: Geometry, row_map: RowMap) -> Tensor | None:
+    """Whitens by the scale of the parameter behind a weight, which is a number (`row_map_of`)."""
+    s = float(geometry.scale[row_map.leaf])
+    return None if squares is None else squares / s / s

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from adamas._sums import memory_order, squared_norms
+from adamas._sums import memory_order, row_sums
 from adamas.engines.convolution import Convolution
 from adamas.engines.derived import leaves_of
 from adamas.engines.outer import Outer
@@ -35,7 +35,8 @@ class RowMap:
         self.alpha, self.one, self.own = alpha, one, own
         self._length = torch.linalg.vector_norm(weight.flatten(1), dim=1).double()
         self._width = leaf.shape[1:].numel()
-        self._beside: Tensor | None = None
+        self._keeps_mean = torch.equal(one, alpha)  # as the rest: no sums are needed
+        self._in_order: Tensor | None = None  # the weight, in memory as gradients in hand are
 
     @classmethod
     def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
@@ -64,23 +65,27 @@ class RowMap:
             return None
         return cls(leaf, t.detach(), alpha[:, 0], one[:, 0], own[:, 0])
 
-    def of_gradients(self, gradients: Tensor) -> Tensor | None:
-        """`|J^T G_i|^2` of gradients in hand, `(k, *shape)` with their rows together in memory.
-
-        In float64; None where the form would lose digits.
-        """
+    def row_sums(self, gradients: Tensor) -> Tensor:
+        """What `of_rows` takes, of gradients in hand, `(k, *shape)` with their rows together in memory."""
         k, height = gradients.shape[:2]
         order = memory_order(gradients)
-        if self._beside is None:
-            weight = self._weight.permute([axis - 1 for axis in order]).reshape(height, self._width)
-            self._beside = torch.stack([weight, torch.ones_like(weight)], 2)
-        flat = gradients.permute(0, *order).reshape(k, height, self._width)
-        squares = squared_norms(flat.view(k * height, self._width)).view(k, height)
-        products = torch.bmm(flat.transpose(0, 1), self._beside).double()
-        return self._combined(squares @ self.alpha.square(), products[:, :, 0].t(), products[:, :, 1].t())
+        if self._in_order is None:
+            weight = self._weight.permute([axis - 1 for axis in order])
+            self._in_order = weight.reshape(height, self._width)
+        flat = gradients.permute(0, *order).reshape(k * height, self._width)
+        return row_sums(flat, self._in_order).view(3, k, height)
+
+    def of_rows(self, sums: Tensor) -> Tensor | None:
+        """`|J^T G_i|^2` in float64, or None where the form would lose digits.
+
+        Args:
+            sums: `|G|^2`, `t . G` and the sum for each row of each example's gradient, `(3, n, rows)`.
+        """
+        squares, along, total = sums
+        return self._combined(squares @ self.alpha.square(), along, None if self._keeps_mean else total)
 
     def of_record(self, record: Outer | Convolution, output: Tensor) -> Tensor | None:
-        """`|J^T G_i|^2` of a record whose squares have a cheap form; None where it would lose digits.
+        """The same of a record whose squares have a cheap form.
 
         Args:
             record: The use of the derived weight.
@@ -90,7 +95,7 @@ class RowMap:
         squares = record.with_rows_scaled(self.alpha.to(record.dtype)).squares()
         if squares is None:
             return None
-        sums = None if torch.equal(self.one, self.alpha) else record.row_sums()
+        sums = None if self._keeps_mean else record.row_sums()
         return self._combined(squares, record.row_products(output), sums)
 
     def _combined(self, total: Tensor, along: Tensor, sums: Tensor | None) -> Tensor | None:
