@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adamas.engines.general import Call
+
 aten = torch.ops.aten
 
 
@@ -227,3 +229,31 @@ class Expand(torch.autograd.Function):
     def backward(ctx: Any, e: Tensor) -> Any:
         ctx.put(e.reshape(e.shape[0], *ctx.shape))
         return None, None, None, None, None
+
+
+class Apply(torch.autograd.Function):
+    """Any call; `put(call, its output with a graph down to the weights at some places, output gradient)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, call: Call, weights: list[int], put: Callable[..., None], *data: Tensor
+    ) -> Any:
+        ctx.save_for_backward(*data)
+        ctx.call, ctx.weights, ctx.put = call.without_data(), weights, put
+        return call({})
+
+    @staticmethod
+    @_unseen
+    def backward(ctx: Any, e: Tensor, *data: Tensor) -> Any:
+        needed = ctx.needs_input_grad[4:]
+        inputs = [
+            t.detach().requires_grad_() if need else t.detach() for t, need in zip(data, needed, strict=True)
+        ]
+        call = ctx.call.on(inputs)
+        output = call.differentiable(ctx.weights)
+        wanted = [t for t in inputs if t.requires_grad]
+        found = iter(
+            torch.autograd.grad(output[0], wanted, e, retain_graph=True, allow_unused=True) if wanted else ()
+        )
+        ctx.put(call, output, e)
+        return None, None, None, None, *(next(found) if need else None for need in needed)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from adamas._sums import squared_norms
-from adamas.engines.convolution import Convolution
 from adamas.engines.lookup import Lookup
 from adamas.engines.outer import Outer
 from adamas.engines.records import CANCELLATION, Dense, Record, chunk_length
@@ -29,7 +28,7 @@ def merged(records: list[Record]) -> list[Record]:
     dense = [r for r in records if isinstance(r, Dense)]
     if len(dense) > 1:
         dense = [Dense(torch.stack([r.gradients for r in dense]).sum(0))]
-    return [*result, *lookups, *dense, *(r for r in records if isinstance(r, Convolution))]
+    return [*result, *lookups, *dense, *(r for r in records if not isinstance(r, Outer | Lookup | Dense))]
 
 
 def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:

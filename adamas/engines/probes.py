@@ -25,11 +25,16 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
     """
     n = batch_length(sample)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    gradients = [(p, p.grad) for p in model.parameters()]
     try:
         with torch.enable_grad():
             inputs = map_tensors(_differentiable, sample)
+            for p, _ in gradients:
+                p.grad = None
             with _Refusing(model):
                 losses = loss(model, inputs)
+            if any(p.grad is not None for p, _ in gradients):
+                raise UnsupportedError(_BACKWARD)
             losses = check_losses(losses, n)
             leaves = [(name, x) for name, x in named_tensors(inputs) if x.requires_grad]
             if leaves and n > 1:
@@ -49,6 +54,8 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
         if n > 1:
             _compare_alone(model, loss, sample, n)
     finally:
+        for p, gradient in gradients:
+            p.grad = gradient
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 if name in before:
@@ -112,6 +119,8 @@ class _Refusing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.backward:
+            raise UnsupportedError(_BACKWARD)
         if func in (F.embedding, F.embedding_bag):
             given = inspect.signature(func).bind(*args, **kwargs).arguments
             for option in ("max_norm", "scale_grad_by_freq"):
@@ -132,6 +141,11 @@ class _Refusing(TorchFunctionMode):
                 )
         return func(*args, **kwargs)
 
+
+_BACKWARD = (
+    "loss(model, batch) differentiates the model itself with .backward(), which leaves gradients without "
+    "noise. Return the losses: each step differentiates them, example by example."
+)
 
 _MIXED = (
     "loss(model, batch) mixes the examples of a batch, so that no clipping bounds one example's influence. "

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from adamas.engines import functions, recurrent
 from adamas.engines.convolution import Convolution
+from adamas.engines.general import Call, General
 from adamas.engines.layouts import Key, by_example
 from adamas.engines.lookup import Lookup
 from adamas.engines.measured import measured, row_map_of
@@ -328,51 +329,37 @@ def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any other function: a copy of the weight for each example, and vmap over this one call."""
+    """Any other function of weights and data."""
     name = getattr(func, "__name__", str(func))
     flat, tree = tree_flatten((args, kwargs))
-    places = [i for i, value in enumerate(flat) if isinstance(value, Tensor)]
-    values: list[Tensor] = []
-    axes: list[int | None] = []
-    batched: list[bool] = []
-    for i in places:
-        t = flat[i]
-        if recorder.is_tracked(t):
-            key = recorder.key(name, t, dim=t.dim() + 1)
-            values.append(_copies(recorder, t, tuple(t.shape), key))
-            axes.append(0)
-            batched.append(False)
-        else:
-            with_examples = recorder.is_data(t) and t.dim() > 0 and t.shape[0] == recorder.n
-            values.append(t)
-            axes.append(0 if with_examples else None)
-            batched.append(with_examples)
+    weights, data, batched = [], [], []
+    for i, value in enumerate(flat):
+        if recorder.is_tracked(value):
+            weights.append(i)
+        elif isinstance(value, Tensor) and recorder.is_data(value):
+            data.append(i)
+            if value.dim() > 0 and value.shape[0] == recorder.n:
+                batched.append(i)
+    keys = {i: recorder.key(name, flat[i], dim=flat[i].dim() + 1) for i in weights}
+    tracked = {i: flat[i] for i in weights}
+    values = [_detached(value) if i in tracked else value for i, value in enumerate(flat)]
+    call = Call(func, values, tree, data, batched, f"{recorder.names_in(args, kwargs)} through {name}")
 
-    def one(*tensors: Tensor) -> Tensor:
-        leaves = list(flat)
-        for i, t, row in zip(places, tensors, batched, strict=True):
-            leaves[i] = t.unsqueeze(0) if row else t
-        one_args, one_kwargs = tree_unflatten(leaves, tree)
-        return func(*one_args, **one_kwargs)[0]  # type: ignore[no-any-return]
+    def put(call: Call, output: tuple[Tensor, dict[int, Tensor]], e: Tensor) -> None:
+        if recorder.outside():
+            return
+        for i, weight in tracked.items():
+            record = General(call, i, e, output)
+            if recorder.layouts.probing:
+                gradients = record.materialize(slice(None))
+                recorder.layouts.find(keys[i], gradients, weight.dim(), first_axis_only=True)
+            elif recorder.layouts.find(keys[i], e, e.dim() - 1, first_axis_only=True) is not None:
+                recorder.add(weight, record, name)
 
-    with torch.no_grad():
-        expected = func(*args, **kwargs)
-    problem = "it does not return one tensor with the examples first"
-    if isinstance(expected, Tensor) and expected.dim() and expected.shape[0] == recorder.n:
-        try:
-            result = torch.func.vmap(one, in_dims=tuple(axes))(*values)
-        except RuntimeError as error:
-            problem = str(error).splitlines()[0]
-        else:
-            if result.shape == expected.shape and torch.allclose(
-                result, expected, rtol=1e-3, atol=1e-4, equal_nan=True
-            ):
-                return result
-            problem = "its result differs when it is applied example by example"
-    raise UnsupportedError(
-        f"engine='bookkeeping' cannot follow {recorder.names_in(args, kwargs)} through {name}: {problem}. "
-        "Use engine='vmap' or engine='loop'."
-    )
+    result = _apply(functions.Apply, recorder.anchor, call, weights, put, *(flat[i] for i in data))
+    if not isinstance(result, Tensor) or not result.dim() or result.shape[0] != recorder.n:
+        call.refuse("it does not return one tensor with the examples first")
+    return result
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
