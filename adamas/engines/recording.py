@@ -3,8 +3,8 @@
 A `TorchFunctionMode` sees every call of a torch function while the user's model runs. A call in which a
 trainable weight meets data is replaced by one of `adamas.engines.functions` with the same value, which leaves
 a record in the backward. A call on weights alone makes a *derived* weight (a standardised or normalised one),
-which is followed like the others. Whatever else a weight takes part in goes through one general path: a copy
-of the weight for each example, and `vmap` over that one function. What cannot be followed is refused by name.
+which is followed like the others. Whatever else a weight takes part in goes through one general path
+(`adamas.engines.general`). What cannot be followed is refused by name.
 """
 
 import sys
