@@ -30,8 +30,12 @@ def orders(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
-def test_both_orders_are_exact(name, last, orders, monkeypatch):
+@pytest.mark.parametrize("bands", [False, True], ids=["whole", "in bands"])
+def test_both_orders_are_exact(name, last, bands, orders, monkeypatch):
     monkeypatch.setattr(convolution, "_LONG", 0 if last else math.inf)
+    if bands:  # of one row, but of two or three where rows are short
+        monkeypatch.setattr(convolution, "_LARGE", 0)
+        monkeypatch.setattr(convolution, "CHUNK", 700)
     assert_exact(*made(CASES[name]))
     assert orders
     grouped = "groups" in name or "depthwise" in name or name == "conv1d same, even"
@@ -44,3 +48,14 @@ def test_both_orders_are_exact(name, last, orders, monkeypatch):
 def test_many_channels_and_few_pixels_have_the_channels_last(channels, size, last):
     x = torch.zeros(1, channels, size, size)
     assert convolution.Unfold(x, 1, (3, 3), [1, 1], [1, 1], [1, 1], 1).channels_last == last
+
+
+@pytest.mark.parametrize("channels", [2, 16])
+def test_the_windows_of_a_large_image_are_not_held_together(channels):
+    """All windows of an image are 9 times as large as it; bands of them are no larger than a chunk."""
+    side = 4 * math.isqrt(convolution.CHUNK // channels)
+    unfold = convolution.Unfold(torch.zeros(1, channels, side, side), 1, (3, 3), [1, 1], [1, 1], [1, 1], 1)
+    held = [columns.numel() for _, columns in unfold(torch.ones(1, channels, side, side))]
+    assert sum(held) == 9 * channels * side**2
+    assert max(held) <= convolution.CHUNK
+    assert unfold._columns.numel() <= convolution.CHUNK

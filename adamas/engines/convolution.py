@@ -2,20 +2,23 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from adamas._sums import row_products
-from adamas.engines.records import CHUNKED, Record, chunk_length
+from adamas.engines.records import CHUNK, CHUNKED, Record, chunk_length
 
 aten = torch.ops.aten
 
 # Windows are copied with the channels last where this makes stretches so many times as long: turning the
 # images costs as much as it saves with less.
 _LONG = 8
+
+# The windows of one image are copied all at once while they hold at most so many numbers.
+_LARGE = 4 * CHUNK
 
 
 class Convolution(Record):
@@ -72,17 +75,19 @@ class Convolution(Record):
         x, e = self.x[rows], self.e[rows]
         g, co, step = self.groups, self.shape[0], self.chunk()
         for i in range(0, x.shape[0], step):
-            columns = self._unfold(x[i : i + step])
-            m = columns.shape[0]
-            gradients, part = e[i : i + step].reshape(m * g, co // g, -1), out[i : i + step]
-            if self._unfold.channels_last:
-                torch.bmm(gradients, columns, out=part.movedim(2, -1).flatten(2))
-                continue
-            columns = columns.view(m * g, -1, columns.shape[2])
-            if part.is_contiguous():
-                torch.bmm(gradients, columns.transpose(1, 2), out=part.view(m * g, co // g, -1))
-            else:
-                torch.bmm(columns, gradients.transpose(1, 2), out=part.movedim(1, -1).flatten(1, -2))
+            part = out[i : i + step]
+            m = part.shape[0]
+            for band, columns in self._unfold(x[i : i + step]):
+                gradients = e[i : i + step, :, band].reshape(m * g, co // g, -1)
+                if self._unfold.channels_last:
+                    product, target = (gradients, columns), part.movedim(2, -1).flatten(2)
+                elif part.is_contiguous():
+                    columns = columns.view(m * g, -1, columns.shape[2])
+                    product, target = (gradients, columns.transpose(1, 2)), part.view(m * g, co // g, -1)
+                else:
+                    product = (columns, gradients.transpose(1, 2))
+                    target = part.movedim(1, -1).flatten(1, -2)
+                torch.baddbmm(target, *product, beta=1 if band.start else 0, out=target)
         return out
 
     @functools.cached_property
@@ -168,7 +173,7 @@ class Convolution(Record):
 
 
 class Unfold:
-    """The windows of up to `step` images at a time, in memory of its own.
+    """The windows of up to `step` images at a time, in memory of its own, in bands of a large image's places.
 
     They are copied from a strided view of the padded images, which is faster than `F.unfold`, and knows all
     dimensions. With few pixels and many channels the channels are last, so that a window's rows are long
@@ -206,12 +211,20 @@ class Unfold:
         else:
             shape = (step, c, *window, *places)
             strides = (*images.stride()[:2], *in_window, *to_next)
-        self._view = images.as_strided(shape, strides)
-        self._columns = like.new_empty(shape)
-        self._matrix = math.prod(shape[1 : first + len(size)])
+        view = images.as_strided(shape, strides)
+        self._axis = 1 if self.channels_last else 2 + len(size)
+        one = math.prod(shape[1:]) // max(1, places[0])
+        height = places[0] if one * places[0] <= _LARGE else max(1, CHUNK // one)
+        self._bands = [slice(i, min(i + height, places[0])) for i in range(0, places[0], height)]
+        self._views = [view.narrow(self._axis, band.start, band.stop - band.start) for band in self._bands]
+        self._columns = like.new_empty(step * one * min(height, places[0]))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The columns of some images; the next call overwrites them."""
+    def __call__(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Bands of places along the first axis, and their columns, which the next band overwrites."""
         m = x.shape[0]
         self._inner[:m].copy_(x.movedim(1, -1) if self.channels_last else x)
-        return self._columns[:m].copy_(self._view[:m]).view(m, self._matrix, -1)
+        for band, view in zip(self._bands, self._views, strict=True):
+            shape = (m, *view.shape[1:])
+            columns = self._columns[: math.prod(shape)].view(shape).copy_(view[:m])
+            places = columns.shape[self._axis : self._axis + x.dim() - 2].numel()
+            yield band, columns.view((m, places, -1) if self.channels_last else (m, -1, places))
