@@ -13,6 +13,7 @@ RESULTS = HERE / "results"
 WORKLOADS = ["W1", "W2", "W3", "W3ws", "W4", "W5"]
 LABELS = {
     "plain": "non-private (torch.optim.Adam)",
+    "plain_fused": "non-private, fused Adam",
     "floor": "floor",
     "adamas": "**adamas**",
     "adamas_coord": "**adamas, centre and scale per coordinate**",
