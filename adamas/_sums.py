@@ -20,7 +20,7 @@ def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | No
 
     It is fastest where centre and scale lie in memory in the order of the rows.
 
-    Guarantee: the relative error stays near 1e-8 for float32 rows of any length, and a finite row
+    Guarantee: the relative error stays below 5e-7 for float32 rows of any length, and a finite row
     has a finite result even where its square overflows float32, and one above 0 where it underflows.
     """
     n, order = rows.shape[0], memory_order(rows)
@@ -54,8 +54,12 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
     """
     if _sums_kernel.fits(rows, weights):
         result = _sums_kernel.row_sums(rows, weights)
-        if not (float(result[0].amin()) >= _LEAST_SQUARE and float(result[0].amax()) < math.inf):
-            result[0] = squared_norms(rows)
+        extreme = (~result[0].isfinite() | (result[0] < _LEAST_SQUARE)).nonzero().squeeze(1)
+        if len(extreme):
+            wide = rows[extreme].double()
+            result[0, extreme] = wide.square().sum(1)
+            result[1, extreme] = (wide * weights[extreme % len(weights)]).sum(1)
+            result[2, extreme] = wide.sum(1)
         return result
     products = (rows.view(-1, *weights.shape) * weights).sum(2).view(-1).double()
     return torch.stack([squared_norms(rows), products, rows.sum(1).double()])

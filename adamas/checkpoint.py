@@ -8,16 +8,19 @@ known.
 
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
+from adamas import _sums_kernel
 from adamas._archive import read_archive, write_archive
 from adamas._version import __version__
 from adamas.journal import Journal
 
 _KIND, _VERSION = "checkpoint", 1
-_PACKAGES = ("torch", "numpy", "dp-accounting")
+_PACKAGES = ("torch", "numpy", "numba", "dp-accounting")
 
 
 class Resumable(Protocol):
@@ -116,6 +119,14 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
 
 
 def _versions() -> dict[str, str]:
-    return {"adamas": __version__, "python": platform.python_version()} | {
-        name: version(name) for name in _PACKAGES
-    }
+    """What the last bits of a release depend on."""
+    own = {"adamas": __version__, "python": platform.python_version()}
+    own |= {"compiled": str(_sums_kernel.available()), "threads": str(torch.get_num_threads())}
+    return own | {name: _version_of(name) for name in _PACKAGES}
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

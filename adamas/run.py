@@ -70,7 +70,6 @@ class PrivateRun:
         model: The user's model.
         noise_multiplier: Standard deviation of the noise on a sum of sensitivity 1.
         clip_norm: Factor of the rule's geometry.
-        delta: The delta of the guarantee.
         steps: Steps of the whole run.
         steps_done: Steps whose release was made.
         engine: The name of the engine.
@@ -111,7 +110,7 @@ class PrivateRun:
         self.loader, self.noise, self.engine = loader, noise, engine
         self.steps, self.steps_done = steps, 0
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        self.budget, self.delta, self.accountant = budget, delta, accountant
+        self.budget = budget
         self.checkpoints: Checkpoints | None = None
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self._releases = Releases(loader.sampler, delta, accountant)
@@ -350,6 +349,16 @@ class PrivateRun:
         return result
 
     @property
+    def delta(self) -> float:
+        """The delta of the guarantee."""
+        return self._releases.delta
+
+    @property
+    def accountant(self) -> str:
+        """The accountant that epsilon comes from."""
+        return self._releases.accountant
+
+    @property
     def ledger(self) -> Ledger:
         """What was released; a release elsewhere on the same data is recorded here, too."""
         return self._releases.ledger
@@ -441,7 +450,7 @@ class PrivateRun:
             )
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"Expected a state of version {_STATE_VERSION}, got {state['version']!r}.")
-        saved = {"raw": False, "noise": GaussianNoise.name} | state["settings"]
+        saved = state["settings"]
         for name, mine in self._settings().items():
             if saved.get(name) != mine:
                 raise ValueError(

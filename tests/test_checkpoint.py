@@ -588,6 +588,8 @@ def test_a_file_says_which_packages_wrote_it(whole_file):
     versions = read_archive(whole_file, "checkpoint", 1)["versions"]
     assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions["adamas"] == adamas.__version__
+    assert versions["threads"] == str(torch.get_num_threads())  # on which the last bits of sums depend
+    assert versions["compiled"] in ("True", "False")
 
 
 PLAIN = st.recursive(

@@ -523,3 +523,72 @@ def test_checkpoints_with_dropout_are_exact(function: Callable[..., Tensor]) -> 
         sums = built.weighted_sum(weights)
         for p, total in summed(expected, weights).items():
             close(sums[p], total)
+
+
+# --- what surrounds a normalised weight ---------------------------------------------------------------
+
+
+IN_PLACE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear, relu": (
+        lambda: Written(
+            lambda m, x: F.relu(F.linear(x, unit_rows(m.w), m.b), inplace=True),
+            w=nn.Parameter(torch.randn(4, 6)),
+            b=nn.Parameter(torch.randn(4)),
+        ),
+        (6,),
+    ),
+    "conv with a Gram matrix, relu": (
+        lambda: Written(
+            lambda m, x: F.conv2d(x, over_root(m.w), padding=1).relu_().mean((2, 3)),
+            w=nn.Parameter(torch.randn(48, 48, 3, 3)),
+        ),
+        (48, 3, 3),
+    ),
+    "conv with a Gram matrix and a bias, +=": (
+        lambda: Written(
+            lambda m, x: F.conv2d(x, over_root(m.w), m.b, padding=1).add_(1.0).tanh().mean((2, 3)),
+            w=nn.Parameter(torch.randn(48, 48, 3, 3)),
+            b=nn.Parameter(torch.randn(48)),
+        ),
+        (48, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_the_output_may_be_changed_in_place(name: str, calls: Calls) -> None:
+    build, shape = IN_PLACE[name]
+    assert_exact(build(), batch_of(*shape))
+    assert [squares is not None for squares in calls.squares] == [True]
+
+
+def test_a_large_bias_costs_no_digits() -> None:
+    torch.manual_seed(0)
+    model = Written(
+        lambda m, x: F.linear(x, unit_rows(m.w), m.b),
+        w=nn.Parameter(torch.randn(8, 30)),
+        b=nn.Parameter(torch.full((8,), 1e5), requires_grad=False),
+    ).float()
+    x, factor = 1e-2 * torch.randn(B, 30), torch.ones(B)
+
+    def summed_up(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).mul(torch.arange(1.0, 9.0).to(batch[0])).sum(1)
+
+    low = Bookkeeping(model, summed_up, (x.float(), factor)).norms(ball(model))
+    model = model.double()
+    high = whitened_norms(one_by_one(model, (x.double(), factor), summed_up), ball(model))
+    assert_close_rows(low, high, 1e-6)
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.tanh, F.softplus], ids=lambda f: f.__name__)
+def test_16_bits_do_not_pass_for_another_form(function: Callable[[Tensor], Tensor]) -> None:
+    """With the precision of bfloat16 as tolerance, norms would be too low by up to a half."""
+    torch.manual_seed(0)
+    model = Written(lambda m, x: F.linear(x, function(m.w)), w=nn.Parameter(torch.randn(5, 8))).bfloat16()
+    batch = (torch.eye(8)[:B].bfloat16(), torch.ones(B).bfloat16())
+
+    def summed_up(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).float().mul(torch.arange(1.0, 6.0)).sum(1)
+
+    expected = whitened_norms(one_by_one(model, batch, summed_up), ball(model))
+    assert_close_rows(Bookkeeping(model, summed_up, batch).norms(ball(model)), expected, 0.02)

@@ -164,6 +164,55 @@ def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
         assert float((sums[p] - total).norm() / total.norm()) < 0.05
 
 
+@pytest.mark.parametrize("narrow", ["autocast", "parameters"])
+def test_in_16_bits_one_example_moves_a_large_sum_by_no_more_than_1(narrow):
+    """Examples that point the same way: a sum that was rounded to bfloat16 would move by 1.28."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if narrow == "parameters" else torch.float32
+    w = nn.Parameter((0.1 * torch.randn(32, 64)).to(dtype))
+    model = Through(lambda m, x: torch.einsum("ni,oi->no", x, m.w), w=w)
+    x = (torch.randn(1, 64) + 0.02 * torch.randn(257, 64)).to(dtype)
+    target = 10 * torch.randn(1, 32)
+
+    def squared(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow == "autocast"):
+            out = model(batch[0])
+        return (out.float() - target).square().sum(1)
+
+    def clipped(x: Tensor) -> Tensor:
+        engine = Bookkeeping(model, squared, (x,))
+        weights = 1 / engine.norms(ball(model)).clamp(min=1)
+        assert weights.max() < 1
+        assert generals(engine)
+        return engine.weighted_sum(weights)[w].double()
+
+    whole = clipped(x)
+    assert whole.norm() > 250
+    assert 0.99 < float((whole - clipped(x[:-1])).norm()) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("cast", [lambda x, w: x.type_as(w), lambda x, w: x.to(w)], ids=["type_as", "to"])
+def test_a_call_that_only_looks_at_a_weight_is_no_use_of_it(cast):
+    def build() -> tuple[nn.Module, Tensor]:
+        return Through(lambda m, x: m.l(cast(x, m.l.weight)), l=nn.Linear(4, 3)), torch.randn(B, 4)
+
+    assert_exact(*made(build))
+
+
+def test_a_weight_whose_gradient_is_0_at_first_is_followed():
+    model = Through(
+        lambda m, x: torch.einsum("ni,ij->nj", m.f(x), m.w), f=nn.Linear(4, 5), w=param(5, 3)
+    ).double()
+    with torch.no_grad():
+        model.f.weight.zero_()
+        model.f.bias.zero_()
+    x, factor = torch.randn(B, 4).double(), torch.rand(B).double()
+    assert_exact(model, (x, factor))
+    with torch.no_grad():
+        model.f.weight.normal_()
+    assert_exact(model, (x, factor))
+
+
 def test_a_function_that_mixes_examples_is_refused_by_name():
     model = Through(lambda m, x: torch.einsum("ni,mi,ij->nj", x, x, m.w), w=param(4, 3)).double()
     with pytest.raises(UnsupportedError, match=r"'w'|mixes"):

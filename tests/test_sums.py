@@ -120,10 +120,13 @@ def test_sums_of_rows_are_those_of_float64(kernel, width):
 
 
 def test_sums_of_rows_beyond_float32_are_right(kernel):
-    rows = torch.ones(2, 100)
-    rows[1] = 1e-25
-    squares, _, _ = row_sums(rows, torch.ones(1, 100))
-    assert float(squares[1]) == pytest.approx(1e-48, rel=1e-6)
+    rows = torch.ones(4, 100)
+    rows[1], rows[2], rows[3] = 1e-25, 1e37, 0
+    squares, products, sums = row_sums(rows, torch.full((2, 100), 2.0))
+    assert squares.tolist() == pytest.approx([100, 1e-48, 1e76, 0], rel=1e-6)
+    if kernel == "compiled":  # torch's sums are float32's
+        assert products.tolist() == pytest.approx([200, 2e-23, 2e39, 0], rel=1e-6)
+        assert sums.tolist() == pytest.approx([100, 1e-23, 1e39, 0], rel=1e-6)
 
 
 @pytest.mark.parametrize("width", [0, 1, 511, 512, 1030])

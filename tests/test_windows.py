@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
-from test_bookkeeping import CASES, assert_exact, made
+from test_bookkeeping import CASES, assert_exact, ball, loss, made
 
-from adamas.engines import convolution
+from adamas import Geometry
+from adamas.engines import Bookkeeping, convolution
+from adamas.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
@@ -59,3 +61,29 @@ def test_the_windows_of_a_large_image_are_not_held_together(channels):
     assert sum(held) == 9 * channels * side**2
     assert max(held) <= convolution.CHUNK
     assert unfold._columns.numel() <= convolution.CHUNK
+
+
+def test_windows_are_not_held_until_the_sum():
+    """The gradients of these layers are too large to be kept, so the records stay."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.Conv2d(32, 32, 3)).double()
+    batch = (torch.randn(4, 32, 4, 4).double(), torch.rand(4).double())
+    engine = Bookkeeping(model, loss, batch)
+    geometry = Geometry(None, {p: torch.ones_like(p) for p in model.parameters()})
+    for _ in range(2):  # on the way, and from the records
+        engine.norms(geometry)
+        records = [r for each in engine._direct.values() for r in each]
+        held = [r for r in records if isinstance(r, convolution.Convolution)]
+        assert len(held) == 2
+        assert not any(isinstance(value, convolution.Unfold) for r in held for value in vars(r).values())
+
+
+def test_frames_that_are_folded_into_the_batch_are_refused_also_for_one_example():
+    model = torch.nn.Conv2d(2, 3, 3, bias=False)
+
+    def frames(model, batch):
+        return model(batch[0].flatten(0, 1)).unflatten(0, (-1, 5)).square().sum((1, 2, 3, 4))
+
+    for n in (1, 4):
+        with pytest.raises(UnsupportedError, match="convolution of 'weight'"):
+            Bookkeeping(model, frames, (torch.randn(n, 5, 2, 8, 8),)).norms(ball(model))

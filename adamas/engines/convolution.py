@@ -53,7 +53,9 @@ class Convolution(Record):
         return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
-        return self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
+        made = self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
+        self.forget_windows()
+        return made
 
     def empty(self, count: int, *, by_rows: bool) -> Tensor:
         """A buffer for the gradients of some examples, in memory in the order in which they are made fastest.
@@ -95,6 +97,10 @@ class Convolution(Record):
         return Unfold(
             *(self.x, self.chunk(), self.shape[2:], self.stride, self.padding, self.dilation, self.groups)
         )
+
+    def forget_windows(self) -> None:
+        """Frees the memory for windows, which the sum does not need."""
+        self.__dict__.pop("_unfold", None)
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
         e = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))

@@ -38,8 +38,17 @@ def _cast(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.to(dtype) for t in tensors]
 
 
+def _with_bias(
+    y: Tensor, b: Tensor | None, x: Tensor, keeps: Callable[[Tensor, Tensor], bool]
+) -> tuple[Tensor, Tensor | None]:
+    """An output with its bias, and without if that is to be kept; users may change the first in place."""
+    if not keeps(x, y):
+        return y if b is None else y.add_(b), None
+    return y.clone() if b is None else y + b, y
+
+
 class Linear(torch.autograd.Function):
-    """`F.linear`; `put(input, output gradient, output)`, or None for an output that `keeps` does not want."""
+    """`F.linear`; `put(input, output gradient, output without bias if it keeps it)`."""
 
     @staticmethod
     def forward(
@@ -49,12 +58,15 @@ class Linear(torch.autograd.Function):
         b: Tensor | None,
         anchor: Tensor,
         put: Callable[..., None],
-        keeps: Callable[[Tensor, Tensor], bool],
+        keeps: Callable[[Tensor, Tensor], bool] | None,
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
-        y = F.linear(x, w, b)
-        ctx.save_for_backward(x, w, y if keeps(x, y) else None)
+        if keeps is None:
+            y, kept = F.linear(x, w, b), None
+        else:
+            y, kept = _with_bias(F.linear(x, w), b, x, keeps)
+        ctx.save_for_backward(x, w, kept)
         ctx.put = put
         return y
 
@@ -66,7 +78,7 @@ class Linear(torch.autograd.Function):
 
 
 class Convolve(torch.autograd.Function):
-    """`torch.convolution`; `put(input, output gradient, output or None)`, see `Linear`."""
+    """`torch.convolution`; `put(input, output gradient, output without bias if it keeps it)`."""
 
     @staticmethod
     def forward(
@@ -77,13 +89,18 @@ class Convolve(torch.autograd.Function):
         anchor: Tensor,
         settings: Any,
         put: Callable[..., None],
-        keeps: Callable[[Tensor, Tensor], bool],
+        keeps: Callable[[Tensor, Tensor], bool] | None,
     ) -> Tensor:
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
         stride, padding, dilation, groups = settings
-        y = torch.convolution(x, w, b, stride, padding, dilation, False, [0] * len(stride), groups)
-        ctx.save_for_backward(x, w, y if keeps(x, y) else None)
+        rest = (stride, padding, dilation, False, [0] * len(stride), groups)
+        if keeps is None:
+            y, kept = torch.convolution(x, w, b, *rest), None
+        else:
+            bias = None if b is None else b.view(-1, *[1] * len(stride))
+            y, kept = _with_bias(torch.convolution(x, w, None, *rest), bias, x, keeps)
+        ctx.save_for_backward(x, w, kept)
         ctx.put, ctx.settings = put, settings
         return y
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from adamas.engines.records import Record
+from adamas._sums import accumulation_dtype
+from adamas.engines.records import Record, chunk_length
 from adamas.errors import UnsupportedError
 
 
@@ -33,14 +34,14 @@ class Call:
         self._func, self._values, self._tree = func, values, tree
         self._data, self._batched, self.title = data, batched, title
         self._device = next(value for value in values if isinstance(value, Tensor)).device.type
-        self._narrow = torch.is_autocast_enabled(self._device)
+        self.narrow = torch.is_autocast_enabled(self._device)
         self._dtype = torch.get_autocast_dtype(self._device)
 
     def __call__(self, changed: dict[int, Tensor]) -> Any:
         """The value, with other tensors in some places."""
         values = [changed.get(i, value) for i, value in enumerate(self._values)]
         args, kwargs = tree_unflatten(values, self._tree)
-        with torch.autocast(self._device, self._dtype, enabled=self._narrow):
+        with torch.autocast(self._device, self._dtype, enabled=self.narrow):
             return self._func(*args, **kwargs)
 
     def on(self, data: Sequence[Tensor]) -> "Call":
@@ -60,7 +61,7 @@ class Call:
 
     def _with(self, values: list[Any]) -> "Call":
         call = Call(self._func, values, self._tree, self._data, self._batched, self.title)
-        call._narrow, call._dtype = self._narrow, self._dtype
+        call.narrow, call._dtype = self.narrow, self._dtype
         return call
 
     def differentiable(self, weights: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
@@ -134,17 +135,35 @@ class General(Record):
         ):
             call.refuse("its result differs when it is applied example by example")
         (gradients,) = torch.autograd.grad(result, copies, e)
-        return gradients
+        return gradients.to(self.dtype)
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        if self._narrow:
+            self._add_wide_sum(weights, out, fresh)
+            return
         output, leaves = self._output
-        scaled = self.e * weights.to(self.e.dtype).view(-1, *[1] * (self.e.dim() - 1))
+        scaled = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
         (total,) = torch.autograd.grad(output, leaves[self._place], scaled, retain_graph=True)
         out.copy_(total) if fresh else out.add_(total)
 
+    def _add_wide_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        """Gradient by gradient: a product in 16 bits rounds the sum by more than an example may move it."""
+        if fresh:
+            out.zero_()
+        step = chunk_length(out.numel())
+        for i in range(0, self.n, step):
+            rows = slice(i, i + step)
+            out += torch.tensordot(weights[rows], self.materialize(rows), 1)
+
     @property
     def dtype(self) -> torch.dtype:
-        return self._call.weight(self._place).dtype
+        return accumulation_dtype(self._call.weight(self._place).dtype)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether the call computes in 16 bits."""
+        tensors = (self._output[0], self._call.weight(self._place), self.e)
+        return any(accumulation_dtype(t.dtype) != t.dtype for t in tensors) or self._call.narrow
 
     def kept(self, rows: Tensor) -> "General":
         return General(self._call.of_rows(rows), self._place, self.e[rows])

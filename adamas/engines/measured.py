@@ -18,8 +18,8 @@ def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
     geometry = recorder.geometry
     if geometry is None or not recorder.is_tracked(w) or w in recorder.names:
         return None
-    if torch.is_autocast_enabled(w.device.type):
-        return None
+    if torch.is_autocast_enabled(w.device.type) or w.dtype not in (torch.float32, torch.float64):
+        return None  # 16 bits do not tell one form from another
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # checkpointing: what a Jacobian needs is not there before the backward
     row_map = RowMap.fit(w, recorder.names.keys())
@@ -63,7 +63,8 @@ def _with_norms(
         return record
     if not known and row_map is None and not keep:
         return record
-    step = record.chunk()
+    # Few calls for norms cost less than they lose by being a little further from the cache.
+    step = (4 if keep else 1) * record.chunk()
     in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
     buffer = record.empty(n if keep else step, by_rows=in_order)
     aligned = in_memory_like(buffer, w, geometry) if known else geometry
@@ -75,6 +76,8 @@ def _with_norms(
             taken.append(aligned.squared_norms(w, part))
         elif row_map is not None:
             taken.append(row_map.row_sums(part))
+    if isinstance(record, Convolution):
+        record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
     if known:
         result.whitened = torch.cat(taken)

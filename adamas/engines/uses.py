@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from adamas.engines import functions, recurrent
 from adamas.engines.convolution import Convolution
+from adamas.engines.derived import leaves_of
 from adamas.engines.general import Call, General
 from adamas.engines.layouts import Key, by_example
 from adamas.engines.lookup import Lookup
@@ -52,7 +53,7 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
             recorder.add(b, bias, "linear")
         if recorder.is_tracked(w):
             if y is not None:
-                y = by_example(y if b is None else y - b.detach(), layout, recorder.n, 1)
+                y = by_example(y, layout, recorder.n, 1)
             record = Outer(a, e, transposed, bias)
             recorder.add(w, measured(recorder, record, w, row_map, y), "linear")
 
@@ -60,9 +61,7 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
     if x.dim() == 1:
         raise UnsupportedError(f"{recorder.name(w)!r} meets an input without an example axis.")
 
-    def keeps(x: Tensor, y: Tensor) -> bool:
-        return row_map is not None
-
+    keeps = None if row_map is None else lambda x, y: True
     result: Tensor = _apply(functions.Linear, x, weight, _detached(b), recorder.anchor, put, keeps)
     return result
 
@@ -83,6 +82,11 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
             total = [0] * axes
         padding = [t // 2 for t in total]
     padding = [0] * axes if padding == "valid" else _each(padding, axes, 0)
+    if x.shape[0] != recorder.n:
+        raise UnsupportedError(
+            f"The input of the convolution of {recorder.names_in(w, b)} has not one image for each example. "
+            "Keep the example axis first, or use engine='vmap'."
+        )
     key = recorder.key("convolution", w, b, dim=x.dim())
     row_map = row_map_of(recorder, w) if groups == 1 else None
 
@@ -95,15 +99,11 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         if recorder.is_tracked(b):
             recorder.add(b, Dense(e.flatten(2).sum(2)), "convolution")
         if recorder.is_tracked(w):
-            if y is not None and b is not None:
-                y = y - b.detach().view(-1, *[1] * axes)
             record = Convolution(x, e, w.shape, *settings)
             recorder.add(w, measured(recorder, record, w, row_map, y), "convolution")
 
-    def keeps(x: Tensor, y: Tensor) -> bool:
-        return row_map is not None and Convolution(x, y, w.shape, *settings).gram_pays()
-
     settings = (stride, padding, dilation, groups)
+    keeps = None if row_map is None else lambda x, y: Convolution(x, y, w.shape, *settings).gram_pays()
     arguments = (x, w.detach(), _detached(b), recorder.anchor, settings, put, keeps)
     return _apply(functions.Convolve, *arguments)
 
@@ -349,11 +349,12 @@ def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if recorder.outside():
             return
         for i, weight in tracked.items():
+            if not leaves_of(output[0], {output[1][i]}):  # such as `x.type_as(weight)`
+                continue
             record = General(call, i, e, output)
             if recorder.layouts.probing:
-                gradients = record.materialize(slice(None))
-                recorder.layouts.find(keys[i], gradients, weight.dim(), first_axis_only=True)
-            elif recorder.layouts.find(keys[i], e, e.dim() - 1, first_axis_only=True) is not None:
+                record.materialize(slice(None))  # refuses what vmap cannot do
+            if recorder.layouts.find(keys[i], e, e.dim() - 1, first_axis_only=True) is not None:
                 recorder.add(weight, record, name)
 
     result = _apply(functions.Apply, recorder.anchor, call, weights, put, *(flat[i] for i in data))
