@@ -512,6 +512,22 @@ def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
     assert float(error / size) < 0.05
 
 
+@every_model
+def test_the_norms_of_float32_are_those_of_what_is_summed(name):
+    """So that the clipped sum has sensitivity 1 to within 1e-6, in float32 too."""
+    model, batch, loss = made(name, torch.float32)
+    for geometry in geometries(model)[:2]:
+        torch.manual_seed(SEED)
+        engine = Bookkeeping(model, loss, batch)
+        norms = engine.norms(geometry)
+        for i in range(B):
+            one = torch.zeros(B, dtype=torch.float64)
+            one[i] = 1
+            gradient = {p: g.double() for p, g in engine.weighted_sum(one).items()}
+            expected = whitened_norms([gradient], geometry)
+            assert float((norms[i] / expected - 1).abs()) < 1e-6
+
+
 # --- the model afterwards -----------------------------------------------------------------------------
 
 

@@ -1,11 +1,12 @@
 """The record of a function without a formula of its own: vector-Jacobian products, in chunks of examples.
 
 For norms the function is applied example by example (`vmap`), with a copy of the weight for each example of a
-chunk. The sum takes one product with the whole call, whose output gradients are scaled by the weights.
+chunk. The sum takes one product with the whole call, whose output gradients are scaled by the weights; in 16
+bits it takes the examples' gradients again.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -93,8 +94,8 @@ class Call:
             self.refuse(str(error).splitlines()[0])
         return result
 
-    def refuse(self, problem: str) -> None:
-        """Raises."""
+    def refuse(self, problem: str) -> NoReturn:
+        """Raises, with the call in words."""
         raise UnsupportedError(
             f"engine='bookkeeping' cannot follow {self.title}: {problem}. Use engine='vmap' or engine='loop'."
         )
