@@ -483,11 +483,11 @@ def test_a_raw_state_continues_in_a_raw_run_only():
     assert resumed.epsilon() == math.inf
     finish(resumed)
     json.dumps(resumed.diagnostics(raw=True), allow_nan=False)
-    old = make_run().state_dict()
-    del old["settings"]["raw"]  # as saved before there was one
-    make_run().load_state_dict(old)
-    with pytest.raises(ValueError, match="raw=True"):
-        make_run(raw=True).load_state_dict(old)
+    unknown = make_run().state_dict()
+    del unknown["settings"]["raw"]
+    for raw in (False, True):
+        with pytest.raises(ValueError, match=f"raw={raw}"):
+            make_run(raw=raw).load_state_dict(unknown)
 
 
 def test_a_release_of_magnitudes_is_none_of_the_gradients_that_are_averaged():

@@ -673,10 +673,11 @@ def test_a_secure_run_resumes_with_a_new_secret_and_as_secure_only():
         make_run(noise="reproducible").load_state_dict(state)
 
 
-def test_an_old_state_without_the_name_of_its_noise_is_reproducible():
+def test_a_state_without_the_name_of_its_noise_is_refused():
     state = make_run(noise="reproducible", seed=1).state_dict()
     del state["settings"]["noise"]
-    make_run(noise="reproducible", seed=1).load_state_dict(state)
+    with pytest.raises(ValueError, match="noise='reproducible'"):
+        make_run(noise="reproducible", seed=1).load_state_dict(state)
     state["settings"]["seed"] = None
     with pytest.raises(ValueError, match="noise='secure'"):
         make_run().load_state_dict(state)
