@@ -63,7 +63,7 @@ def _with_norms(
         return record
     if not known and row_map is None and not keep:
         return record
-    # Few calls for norms cost less than they lose by being a little further from the cache.
+    # Fewer calls for norms save more than is lost by a larger cache being read.
     step = (4 if keep else 1) * record.chunk()
     in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
     buffer = record.empty(n if keep else step, by_rows=in_order)
