@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adamas.engines import trainable_parameters
 from adamas.errors import UnsupportedError
+from adamas.geometry import check_real
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -17,6 +18,8 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
         raise ValueError(
             f"Expected {type(model).__name__} to have a trainable parameter, but none requires a gradient."
         )
+    for name, p in named.items():
+        check_real(p, repr(name))
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     for name, p in named.items():
         if p not in held:

@@ -1,21 +1,31 @@
 """Nested batches of tensors: mappings, lists and tuples."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from adamas.errors import UnsupportedError
+
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same nest of mappings, sequences and tuples with `function` applied to each tensor."""
+    """The same nest of mappings, sequences and tuples with `function` applied to each tensor.
+
+    A mapping of a user's class, such as a tokenizer's batch, keeps its kind; attributes beside its items,
+    which nobody could take apart into examples, become None.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
         mapped = {key: map_tensors(function, value) for key, value in batch.items()}
-        if type(batch) is dict or not isinstance(batch, MutableMapping):
+        if type(batch) is dict or not isinstance(batch, dict | UserDict):
             return mapped
-        clone = copy.copy(batch)  # keeps the kind: attributes of a tokenizer's batch stay
+        clone = copy.copy(batch)
+        for name in vars(clone):
+            if name != "data" or isinstance(clone, dict):  # where a UserDict has its items
+                vars(clone)[name] = None
         clone.update(mapped)
         return clone
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -25,25 +35,40 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
-def named_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a nest with the expression that reaches it, such as `batch[0]`."""
-    if isinstance(batch, Tensor):
-        yield name, batch
-    elif isinstance(batch, Mapping):
+def named_leaves(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Whatever a nest holds that is no container, with the expression that reaches it, such as `batch[0]`."""
+    if isinstance(batch, Mapping):
         for key, value in batch.items():
-            yield from named_tensors(value, f"{name}[{key!r}]")
+            yield from named_leaves(value, f"{name}[{key!r}]")
     elif isinstance(batch, list | tuple):
         for index, value in enumerate(batch):
-            yield from named_tensors(value, f"{name}[{index}]")
+            yield from named_leaves(value, f"{name}[{index}]")
+    else:
+        yield name, batch
+
+
+def named_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a nest with the expression that reaches it."""
+    return ((name, leaf) for name, leaf in named_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def batch_length(batch: Any) -> int:
     """The number of examples of a batch: the first length of every tensor in it.
 
     Raises:
+        UnsupportedError: If something in it is neither a tensor nor None.
         ValueError: If there is no tensor, or if the tensors' first lengths differ.
     """
-    lengths = {name: value.shape[0] if value.dim() else None for name, value in named_tensors(batch)}
+    lengths: dict[str, int | None] = {}
+    for name, leaf in named_leaves(batch):
+        if isinstance(leaf, Tensor):
+            lengths[name] = leaf.shape[0] if leaf.dim() else None
+        elif leaf is not None:
+            raise UnsupportedError(
+                f"{name} is of type {type(leaf).__name__}, which nobody can take apart into examples: each "
+                "would see what belongs to the others. Make it a batch-first tensor in your collate_fn "
+                "(texts become tokens, numbers a tensor of one value per example), or leave it out."
+            )
     if not lengths:
         raise ValueError(f"Expected a batch with at least one tensor, got {type(batch).__name__}.")
     first = next(iter(lengths.values()))

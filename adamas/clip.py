@@ -23,6 +23,9 @@ def clip_weights(norms: Tensor) -> Tensor:
         | above 1, finite | 1/norm |
         | infinite, NaN, or above 8e37 | 0: the example is dropped |
 
+        `privatize` divides the weights by the expected batch size B, and then also drops examples whose weight
+        over B is not a normal float32 number: norms above 8e37 / B.
+
     Example:
         >>> clip_weights(torch.tensor([0.0, 0.5, 4.0, float("nan")]))
         tensor([1.0000, 1.0000, 0.2500, 0.0000])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from adamas._sums import squared_norms
+from adamas.errors import UnsupportedError
 
 Value: TypeAlias = Tensor | float
 """A number for a whole tensor, or a tensor with a value per coordinate."""
@@ -32,8 +33,9 @@ class Geometry:
         scale: The positive width that whitening divides by.
 
     Guarantee:
-        | scale | what happens |
+        | scale or parameter | what happens |
         |---|---|
+        | a complex parameter | refused at construction |
         | 0, negative or NaN | refused at construction |
         | infinite (a number) | nothing is clipped; only allowed without noise |
         | not finite (per coordinate), or beyond the parameter's number type | refused at construction |
@@ -52,6 +54,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         for p, s in self.scale.items():
+            check_real(p)
             _check_scale(p, s)
         for p, c in (self.center or {}).items():
             if p not in self.scale:
@@ -107,6 +110,16 @@ class Geometry:
         c = self.center_of(p)
         spread = whitened * self.scale[p]
         return spread if c is None else spread + c
+
+
+def check_real(p: Tensor, name: str = "A parameter") -> None:
+    """Raises if a parameter is complex: norms and noise would be those of its real part alone."""
+    if p.is_complex():
+        raise UnsupportedError(
+            f"{name} of shape {tuple(p.shape)} is complex ({p.dtype}): its imaginary part would be in no "
+            "norm and get no noise. Hold real and imaginary parts as a real parameter of shape "
+            f"{(*p.shape, 2)}, and apply torch.view_as_complex to it in the forward."
+        )
 
 
 def _is_finite(value: Value) -> bool:

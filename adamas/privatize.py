@@ -30,6 +30,9 @@ from adamas.secure_noise import SecureNoise
 _ROUNDING = 1e-7
 _LARGEST_SLACK = 0.5
 
+# Sums over examples take weights in float32, where a smaller one loses digits and may become too large.
+_LEAST_WEIGHT = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class PrivateGradient:
@@ -114,8 +117,9 @@ def privatize(
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
         mechanism with multiplier `noise_multiplier`; around a centre, and with secure noise, the ball is
-        smaller by what rounding may add. Non-finite examples add nothing; an empty batch gives noise around
-        the centre; a parameter that no example uses gets noise like the others.
+        smaller by what rounding may add. Non-finite examples add nothing, and neither do those whose weight
+        over the batch size would be no normal float32 number (`clip_weights`); an empty batch gives noise
+        around the centre; a parameter that no example uses gets noise like the others.
     """
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)
@@ -134,6 +138,7 @@ def privatize(
     total_weight = 0.0
     for engine, padding in engines:
         weights = clip_weights(engine.norms(geometry)).mul_(radius)
+        weights.masked_fill_(weights < expected_batch_size * _LEAST_WEIGHT, 0)  # keeps NaN
         if padding:
             weights[-padding:] = 0
         total_weight += float(weights.sum())

@@ -17,8 +17,9 @@ PACKAGE = Path(adamas.__file__).parent
 # From the bottom to the top. A module imports from lower layers only; the files of one sub-package
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
-    ["_version", "errors", "_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_compiled", "_threads", "_archive", "journal"],
+    ["_version", "errors"],
+    ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
+    ["_compiled", "_threads", "_archive", "_state", "journal"],
     ["_normals"],
     ["_normals_kernel", "_sums_kernel"],
     ["_sums"],
