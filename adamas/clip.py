@@ -23,7 +23,7 @@ def clip_weights(norms: Tensor) -> Tensor:
         | above 1, finite | 1/norm |
         | infinite, NaN, or above 8e37 | 0: the example is dropped |
 
-        `privatize` divides the weights by the expected batch size B, and then also drops examples whose weight
+        `privatize` divides the weights by the expected batch size B, and then drops examples whose weight
         over B is not a normal float32 number: norms above 8e37 / B.
 
     Example:

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from adamas import _validate, diagnostics
 from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
+from adamas._state import Snapshot, Watch, unchanged
 from adamas._streams import Seed
 from adamas._words import bound
 from adamas.budget import Entries
@@ -117,6 +118,7 @@ class PrivateRun:
         self._made_with = self._plan()
         self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
+        self._watch = Watch()
         self.ranks = ranks
         self._check_ranks("make_private")
         if ranks is not None:
@@ -242,6 +244,7 @@ class PrivateRun:
         A second release on the same batch joins the first one's event. If the run has a budget, a
         release that would exceed it is refused before anything is computed. With `absolute` the magnitudes
         of the summed gradient are released, at the same price: see `adamas.privatize.privatize`.
+        If the forward changes the model's state, nothing is released: see `adamas._state.Snapshot`.
         In a data-parallel run all ranks call it, and if it raises on one, it raises on all.
         """
         with together(self.ranks):
@@ -263,9 +266,12 @@ class PrivateRun:
         if self.budget is not None and not self.raw:  # a run with raw has no budget to keep
             plan = {"done": self.steps_done, "steps": self.steps}
             self._releases.check_budget(self.budget, batch.step, self.noise_multiplier, **plan)
-        with model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)):
+        with (
+            self._watch.over(self.model, self.loss, turn=batch.step) as state,
+            model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)),
+        ):
             release = privatize(
-                self._engines(batch),
+                self._engines(batch, state),
                 self._geometry(),
                 noise_multiplier=self.noise_multiplier,
                 expected_batch_size=self.loader.sampler.batch_size,
@@ -299,7 +305,7 @@ class PrivateRun:
         sampler = self.loader.sampler
         examples = min(sampler.dataset_size, self.loader.micro_batch_size or sampler.batch_size)
         rows = np.arange(examples)
-        with model_randomness(self.noise.seed, self.steps_done):
+        with unchanged(self.model, self.loss), model_randomness(self.noise.seed, self.steps_done):
             data = self.loader.check(self.loader.fetch(rows), rows)
             try:
                 Bookkeeping(self.model, self.loss, data).norms(self._geometry())  # probes, warms up
@@ -517,9 +523,10 @@ class PrivateRun:
             return self.rule.geometry().scaled(self.clip_norm)
         return Geometry.ball(trainable_parameters(self.model).values(), self.clip_norm)
 
-    def _engines(self, batch: Batch) -> Iterator[tuple[Engine, int]]:
+    def _engines(self, batch: Batch, state: Snapshot) -> Iterator[tuple[Engine, int]]:
         for data, padding in batch:
             yield ENGINES[self.engine](self.model, self.loss, data), padding
+        state.check()  # after the last look at the data, and before anything is recorded
 
     def _write_ahead(self, step: int, multipliers: Sequence[float], missing: Entries) -> None:
         """Puts releases on disk before they are made."""

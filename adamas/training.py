@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
+from adamas._state import unchanged
 from adamas._streams import Seed
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
@@ -225,7 +226,7 @@ def make_private(
         rank=0 if ranks is None else ranks.rank,
         world_size=1 if ranks is None else ranks.world_size,
     )
-    with model_randomness(secret, 0):
+    with unchanged(model, loss), model_randomness(secret, 0):
         rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)

@@ -1,4 +1,4 @@
-"""What would break the promise in some batch of a run is refused, through the public door and on every engine.
+"""What would break the promise in some batch of a run is refused: at the public door, on every engine.
 
 The promise: adding or removing any one record moves the whitened sum by at most 1.
 """
