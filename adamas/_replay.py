@@ -13,7 +13,7 @@ from adamas.loading import Batch
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient
 from adamas.rules.base import Rule
-from adamas.run import PrivateRun
+from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import Draw
 
 MakeRun = Callable[[], PrivateRun]
@@ -77,10 +77,11 @@ def joined(sums: dict[Tensor, Tensor]) -> Tensor:
     return torch.cat([value.cpu() for value in sums.values()])
 
 
-def examples_of(run: PrivateRun, indices: Sequence[int]) -> Any:
-    """These examples as a batch, as the run loads them."""
+def examples_of(run: PrivateRun, indices: Sequence[int], *, step: int = 0) -> Any:
+    """These examples as a batch, as the run loads them, with the random values of a step."""
     rows = np.asarray(indices, dtype=np.int64)
-    return run.loader.check(run.loader.fetch(rows), rows)
+    with model_randomness(run.noise.seed, step):
+        return run.loader.check(run.loader.fetch(rows), rows)
 
 
 def _double(value: Tensor | float) -> Tensor | float:

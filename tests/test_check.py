@@ -149,6 +149,7 @@ def test_texts_with_tied_frozen_and_unused_parameters_pass(reader):
     rows = {row.name: row for row in check(reader)}
     assert {name for name, row in rows.items() if row.verdict != PASS} == {
         "dropout per example",
+        "large example",
         "ranks' seeds",
     }
     assert "'embedding.weight' = 'decoder.weight'" in rows["tied parameters"].seen
@@ -385,7 +386,10 @@ def test_a_frozen_parameter_that_moves_is_seen():
             model.frozen.data.mul_(1.01)
         return text_loss(model, batch)
 
-    assert look("frozen parameters", maker(Reader, loss=moving, dataset=Texts()))[0] == FAIL
+    rows = {row.name: row for row in check(maker(Reader, loss=moving, dataset=Texts()))}
+    for name in ("frozen parameters", "state between batches"):
+        assert rows[name].verdict == FAIL
+        assert "'frozen'" in rows[name].seen
 
 
 def test_an_unused_parameter_without_noise_is_seen(monkeypatch, reader):

@@ -2,28 +2,38 @@
 
 sensitivity   how far one example moves a release
 noise         the variance of the noise, in every parameter
-accounting    what is recorded, and how batches are drawn
+accounting    what is recorded
+sampling      how batches are drawn: their rate, their sizes, and each anew
+batches       whether a batch is made of its examples
 model         whether each example's gradient belongs to it alone, and is the right one
+state         what is left behind by a forward or a release
+parameters    whether what is trained is the model's, and real
+
+draws and full_batch load what these look at, measures are what they compare, base is what they share.
 """
 
 from adamas import _validate
 from adamas._progress import task_bar
 from adamas._replay import MakeRun
-from adamas.check.accounting import ranks_seeds, releases_recorded, sampling
+from adamas.check.accounting import ranks_seeds, releases_recorded
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Check, Replay, Row
+from adamas.check.batches import collated_rows, tensors_only
 from adamas.check.model import (
     autograd_gradients,
     deterministic_forward,
     dropout,
-    frozen_parameters,
     mixed_examples,
     tied_parameters,
 )
 from adamas.check.noise import noise_variance, unused_parameters
-from adamas.check.sensitivity import empty_batch, nan_example, sensitivity
+from adamas.check.parameters import loss_parameters, real_parameters
+from adamas.check.sampling import independence, rate, sizes
+from adamas.check.sensitivity import empty_batch, large_example, nan_example, sensitivity
+from adamas.check.state import frozen_parameters, state
 from adamas.errors import UnsupportedError
 
 _REPORT = "This is a defect of adamas or of a change to it: please report it."
+_SAMPLER = "Use a sampler of adamas.sampling and run.batches(), over the whole data set and no other."
 
 CHECKS: list[Check] = [
     Check("sensitivity in the geometry", "Clip every example by the run's own door. " + _REPORT, sensitivity),
@@ -37,18 +47,32 @@ CHECKS: list[Check] = [
         "Release by run.privatize only, and record other releases by run.ledger.record.",
         releases_recorded,
     ),
+    Check("sampling as stated", _SAMPLER, rate),
+    Check("batch sizes as stated", _SAMPLER, sizes),
+    Check("batches drawn anew", _SAMPLER, independence),
     Check(
-        "sampling as stated",
-        "Use a sampler of adamas.sampling, over the whole data set and no other.",
-        sampling,
+        "batch of tensors",
+        "Make batch-first tensors of all parts of a batch in collate_fn, or leave them out.",
+        tensors_only,
+    ),
+    Check(
+        "row for each example",
+        "Let collate_fn stack and pad examples, and nothing else; draw random values by torch's generator.",
+        collated_rows,
     ),
     Check(
         "examples mixed by a layer",
         "Make each loss a function of its own example: no statistics over the batch, no in-batch negatives.",
         mixed_examples,
     ),
+    Check(
+        "state between batches",
+        "Write to no buffer, parameter or attribute in forward or loss; stop running statistics by .eval().",
+        state,
+    ),
     Check("empty batch", _REPORT, empty_batch),
     Check("NaN example", _REPORT, nan_example),
+    Check("large example", "Use engine='loop', and report the model.", large_example),
     Check(
         "deterministic forward",
         "Draw random values by torch's global generator only, and keep no state between forwards.",
@@ -58,6 +82,16 @@ CHECKS: list[Check] = [
         "dropout per example",
         "Draw a mask for each example: the example axis first, and nothing broadcast over it.",
         dropout,
+    ),
+    Check(
+        "parameters of the model only",
+        "Make what the loss trains a part of the model, or freeze it by requires_grad_(False).",
+        loss_parameters,
+    ),
+    Check(
+        "real parameters",
+        "Hold real and imaginary parts as two real parameters.",
+        real_parameters,
     ),
     Check("gradients as autograd's", "Use engine='loop', and report the model.", autograd_gradients),
     Check(
@@ -78,7 +112,7 @@ def check(make_run: MakeRun, *, examples: int = 8, progress: bool | None = None)
     Args:
         make_run: Returns a fresh `adamas.PrivateRun` at each call; it is called a few times. The replays
             are not private: show what was seen to those only who may see the data.
-        examples: How many examples a replay takes.
+        examples: How many examples of a batch are looked at one by one.
         progress: Show a progress bar; None shows it on a terminal.
 
     Returns:

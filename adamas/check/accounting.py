@@ -1,23 +1,14 @@
-"""Whether what is released is recorded, at the right price, and sampled as the accountant was told."""
+"""Whether what is released is recorded, and at the right price."""
 
 import math
 from itertools import islice
 
 import dp_accounting
-import numpy as np
-from scipy import stats
 
 from adamas._replay import release_of
 from adamas._words import bound
-from adamas.check.base import (
-    FAIL,
-    FALSE_ALARM,
-    NOT_APPLICABLE,
-    PASS,
-    Outcome,
-    Replay,
-    recorded_events,
-)
+from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
+from adamas.check.measures import recorded_events
 from adamas.errors import DistributedError
 from adamas.ledger import ACCOUNTANTS, quiet_accountants
 from adamas.loading import dataset_length
@@ -25,7 +16,6 @@ from adamas.run import PrivateRun
 from adamas.sampling import Shuffled, TruncatedPoisson
 
 _STEPS = 3
-_BATCHES, _LEAST_DRAWN = 64, 4000  # batches that are drawn from a sampler, and examples in them
 
 
 def releases_recorded(replay: Replay) -> Outcome:
@@ -55,41 +45,6 @@ def releases_recorded(replay: Replay) -> Outcome:
         seen += f"; all {run.steps} steps {bound(planned)} of {budget:g}"
         covered = covered and planned <= budget * (1 + 1e-6)
     return (PASS if covered else FAIL), seen
-
-
-def sampling(replay: Replay) -> Outcome:
-    """Draws batches, and compares who took part with the rate that the accountant was told."""
-    sampler = replay.still.loader.sampler
-    n, q = dataset_length(replay.still.loader.dataset), sampler.rate
-    if isinstance(sampler, Shuffled):
-        for epoch in range(2):
-            first = epoch * sampler.steps_per_epoch()
-            drawn = [sampler.indices(first + i).indices for i in range(sampler.steps_per_epoch())]
-            if not np.array_equal(np.sort(np.concatenate(drawn)), np.arange(n)):
-                return FAIL, f"epoch {epoch + 1} does not take every example once"
-        return PASS, "each of two epochs takes every example once"
-    batches = max(_BATCHES, _LEAST_DRAWN // sampler.batch_size)
-    counts = np.zeros(n, dtype=np.int64)
-    for step in range(batches):
-        draw = sampler.indices(step)
-        chosen = draw.indices[: len(draw.indices) - draw.padding]
-        if len(np.unique(chosen)) != len(chosen):
-            return FAIL, f"the batch of step {step + 1} has an example twice"
-        counts[chosen] += 1
-    taken = int(counts.sum())
-    p_values = [
-        float(stats.binom.sf(taken - 1, n * batches, q)),
-        n * float(stats.binom.sf(counts.max() - 1, batches, q)),
-    ]
-    if not isinstance(sampler, TruncatedPoisson):  # where fewer are to be expected
-        p_values.append(float(stats.binom.cdf(taken, n * batches, q)))
-    least = min(1.0, len(p_values) * min(p_values))
-    seen = (
-        f"in {batches} batches an example took part with probability {taken / n / batches:.4g}, stated "
-        f"{q:.4g}, and the busiest one {counts.max()} times; p = {least:.2g}, where {FALSE_ALARM:g} is a "
-        "false alarm's"
-    )
-    return (PASS if least >= FALSE_ALARM else FAIL), seen
 
 
 def ranks_seeds(replay: Replay) -> Outcome:

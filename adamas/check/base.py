@@ -1,19 +1,25 @@
 """What the checks share: a row of the table, and the runs on which it is replayed."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from adamas._nests import named_tensors
 from adamas._replay import MakeRun, examples_of, fresh_run
-from adamas.engines import trainable_parameters
+from adamas.check.draws import loaded_batches
+from adamas.check.full_batch import FullBatch, full_batch, spread
+from adamas.check.measures import agree, losses
 from adamas.loading import dataset_length
-from adamas.run import PrivateRun, model_randomness
+from adamas.run import PrivateRun
+
+T = TypeVar("T")
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
 
@@ -22,6 +28,9 @@ FALSE_ALARM = 1e-6
 
 STEPS = 5
 """Steps that are trained before what adapts is looked at again."""
+
+# A row may take about so long for the examples of one stage; and how many it looks at in any case.
+_SECONDS, _LEAST_LOOKS = 20.0, 2
 
 Outcome = tuple[str, str]
 """A verdict, and what was seen."""
@@ -54,11 +63,11 @@ class Check:
 
 
 class Replay:
-    """The runs of the user's function on which checks are replayed, and a few examples.
+    """The runs of the user's function on which checks are replayed, and a batch of the run's own size.
 
     Args:
         make_run: Returns a fresh run at each call.
-        examples: How many examples a replay takes.
+        examples: How many examples of a batch are looked at one by one.
     """
 
     def __init__(self, make_run: MakeRun, examples: int) -> None:
@@ -84,23 +93,50 @@ class Replay:
         """A run for those who release, and update nothing."""
         return self.fresh(budget=False)
 
-    def places(self) -> list[int]:
-        """Places of examples that are spread over the data set."""
-        n = dataset_length(self.still.loader.dataset)
-        spread = np.linspace(0, n - 1, min(n, self._examples)).astype(int)
-        return [int(place) for place in np.unique(spread)]
+    @cached_property
+    def later(self) -> PrivateRun:
+        """The same after `STEPS` steps, or as many as the run has."""
+        run = self.fresh(budget=False)
+        for _ in islice(run, STEPS):
+            pass
+        return run
 
-    def examples(self, run: PrivateRun) -> Any:
-        """The examples at `places()` as a batch."""
-        return examples_of(run, self.places())
+    @cached_property
+    def draws(self) -> list[np.ndarray]:
+        """The places of the examples that the loader loads for the first steps."""
+        return loaded_batches(fresh_run(self._make_run))
+
+    @cached_property
+    def batch(self) -> FullBatch:
+        """A batch of the run's own size, with the examples that are looked at one by one."""
+        return full_batch(self.still, self._examples)
+
+    def few(self) -> list[int]:
+        """Places of a few examples that are spread over the data set."""
+        return spread(dataset_length(self.still.loader.dataset), self._examples)
 
     @cached_property
     def random(self) -> bool:
         """Whether the forward draws random values, as dropout does."""
-        run = self.still
-        data = self.examples(run)
-        first = losses(run, data, step=0)
-        return not all(agree(first, losses(run, data, step=step)) for step in range(1, 5))
+        data = examples_of(self.still, self.batch.together)
+        first = losses(self.still, data, step=0)
+        return not all(agree(first, losses(self.still, data, step=step)) for step in range(1, 5))
+
+    @cached_property
+    def collates_at_random(self) -> bool:
+        """Whether collate_fn draws random values."""
+        batches = [examples_of(self.still, self.batch.together, step=step) for step in range(4)]
+        first, *others = ([x for _, x in named_tensors(batch)] for batch in batches)
+        return not all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def in_time(items: Iterable[T]) -> Iterator[T]:
+    """Goes on until the time for them is over, but not before the second one."""
+    end = time.monotonic() + _SECONDS
+    for count, item in enumerate(items):
+        if count >= _LEAST_LOOKS and time.monotonic() > end:
+            return
+        yield item
 
 
 class _Kept(Dataset[Any]):
@@ -117,42 +153,3 @@ class _Kept(Dataset[Any]):
         if index not in self._known:
             self._known[index] = self._dataset[index]
         return self._known[index]
-
-
-def recorded_events(run: PrivateRun) -> int:
-    """How many events the ledger holds."""
-    return sum(count for _, count in run.ledger.entries)
-
-
-def losses(run: PrivateRun, data: Any, *, step: int = 0) -> Tensor:
-    """The losses of a batch, with the random values of a step."""
-    with model_randomness(run.noise.seed, step), torch.no_grad():
-        return run.loss(run.model, data).detach()
-
-
-def gradients(run: PrivateRun, data: Any, example: int) -> dict[Tensor, Tensor]:
-    """The gradient of one example's loss in a batch, by plain autograd."""
-    params = list(trainable_parameters(run.model).values())
-    with model_randomness(run.noise.seed, 0), torch.enable_grad():
-        loss = run.loss(run.model, data)[example]
-        found = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
-    return dict(zip(params, found, strict=True))
-
-
-def distance(a: dict[Tensor, Tensor], b: dict[Tensor, Tensor]) -> float:
-    """How far two gradients are apart, relative to the longer one; 0 if both vanish."""
-    squares = [sum(float(g.double().square().sum()) for g in one.values()) for one in (a, b)]
-    apart = sum(float((a[p].double() - b[p].double()).square().sum()) for p in a)
-    return (apart / max(squares)) ** 0.5 if max(squares) > 0 else 0.0
-
-
-def tolerance(run: PrivateRun) -> float:
-    """What rounding may do to a gradient, relative to it, in the model's number types."""
-    coarsest = max(torch.finfo(p.dtype).eps for p in trainable_parameters(run.model).values())
-    return float(min(0.1, 1e4 * coarsest))
-
-
-def agree(a: Tensor, b: Tensor) -> bool:
-    """Whether two vectors of losses are equal but for rounding."""
-    relative = min(0.1, 100 * torch.finfo(a.dtype).eps)
-    return torch.allclose(a.double(), b.double(), rtol=relative, atol=relative, equal_nan=True)

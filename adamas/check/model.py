@@ -1,55 +1,51 @@
 """Checks of model and loss: does each example's gradient belong to it alone, and is it the right one?"""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adamas._nests import map_tensors
 from adamas._replay import examples_of, run_geometry
-from adamas.check.base import (
-    FAIL,
-    NOT_APPLICABLE,
-    PASS,
-    STEPS,
-    Outcome,
-    Replay,
-    agree,
-    distance,
-    gradients,
-    losses,
-    tolerance,
-)
+from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay, in_time
+from adamas.check.measures import agree, distance, gradients, length, losses, tolerance
 from adamas.engines import ENGINES
-from adamas.loading import dataset_length
 from adamas.run import PrivateRun, model_randomness
+
+# Of the longest gradient of a batch: rounding is not measured against what is shorter.
+_SHORTEST = 1e-3
 
 
 def mixed_examples(replay: Replay) -> Outcome:
     """Exchanges the other examples of a batch, and takes them away, and looks at one example's gradient."""
-    run, places = replay.still, replay.places()
-    n = dataset_length(run.loader.dataset)
-    if len(places) < 2:
-        return NOT_APPLICABLE, "the data set has one example"
-    together = examples_of(run, places)
-    apart = 0.0
-    for position, place in enumerate(places):
-        mine = gradients(run, together, position)
-        others = [(other + 1) % n for other in places]
-        others[position] = place
-        apart = max(apart, distance(mine, gradients(run, examples_of(run, others), position)))
-        if not replay.random:  # alone, dropout would draw another mask
-            apart = max(apart, distance(mine, gradients(run, examples_of(run, [place]), 0)))
+    count, apart = len(replay.batch.together), 0.0
+    if count < 2:
+        return NOT_APPLICABLE, "the data set has one example, or micro_batch_size is 1"
+    for run in (replay.still, replay.later):
+        data, found = examples_of(run, replay.batch.together), []
+        for i in in_time(replay.batch.chosen):
+            others = [(j // 2 * 2 + count // 2) % count for j in range(count)]  # every other one, and twice
+            others[i] = i
+            batches = [(data, i), (_rows(data, others), i)]
+            if not replay.random:  # alone, dropout would draw another mask
+                batches.append((_rows(data, [i]), 0))
+            found.append([gradients(run, batch, row) for batch, row in batches])
+        least = _SHORTEST * max(length(alike[0]) for alike in found)
+        apart = max(apart, *(distance(alike[0], g, least) for alike in found for g in alike[1:]))
     compared = "exchanged" if replay.random else "exchanged, and taken away"
-    others_count = len(places) - 1
     seen = (
-        f"the other {others_count} examples of a batch {compared}: a gradient moved by {apart:.2g} of itself"
+        f"the other {count - 1} examples of a batch {compared}, at the start and after "
+        f"{replay.later.steps_done} steps: a gradient moved by {apart:.2g} of itself"
     )
-    return (PASS if apart <= tolerance(run) else FAIL), seen
+    return (PASS if apart <= tolerance(replay.still) else FAIL), seen
 
 
 def deterministic_forward(replay: Replay) -> Outcome:
     """Repeats a forward from the same state of torch's generators."""
     run = replay.still
-    data = replay.examples(run)
+    data = examples_of(run, replay.batch.together)
     first = losses(run, data)
     same = all(agree(first, losses(run, data)) for _ in range(2))
     return (PASS if same else FAIL), (
@@ -61,27 +57,31 @@ def dropout(replay: Replay) -> Outcome:
     """Repeats one example in a batch, and then exchanges all but one, with the same random state."""
     if not replay.random:
         return NOT_APPLICABLE, "the forward draws no random values"
-    run, places = replay.still, replay.places()
-    rows = max(8, len(places))
-    copies = [losses(run, examples_of(run, [place] * rows)) for place in places[:4]]
+    run, rows = replay.still, max(8, len(replay.batch.together))
+    data = examples_of(run, replay.few())
+    last = len(replay.few()) - 1
+    copies = [losses(run, _rows(data, [i] * rows)) for i in range(min(4, last + 1))]
     if all(agree(repeated, repeated[:1].expand_as(repeated)) for repeated in copies):
         return FAIL, f"{rows} copies of an example have one mask"
-    for place in places[:4]:
-        others = [places[-1] if place != places[-1] else places[0]] * (rows - 1)
-        a, b = (losses(run, examples_of(run, [place, *rest])) for rest in ([place] * (rows - 1), others))
-        if not agree(a[:1], b[:1]):
+    for i, alike in enumerate(copies):
+        others = losses(run, _rows(data, [i, *[last if i != last else 0] * (rows - 1)]))
+        if not agree(alike[:1], others[:1]):
             return FAIL, "an example's mask depends on the other examples"
     return PASS, f"{rows} copies of an example have masks of their own, whatever the other examples are"
 
 
 def autograd_gradients(replay: Replay) -> Outcome:
-    """Compares the engine's gradients and norms with plain autograd, example by example."""
-    run = replay.still
-    apart = _against_autograd(run, replay, None)
-    if apart is None:
+    """Compares the engine's gradients and norms on a batch with plain autograd, example by example."""
+    differences = [_against_autograd(run, replay, None) for run in (replay.still, replay.later)]
+    if None in differences:
         return NOT_APPLICABLE, "the forward draws random values in evaluation mode, too"
-    seen = f"engine {run.engine}: gradients and norms differ from autograd's by {apart:.2g} of themselves"
-    return (PASS if apart <= tolerance(run) else FAIL), seen
+    apart = max(value for value in differences if value is not None)
+    seen = (
+        f"engine {replay.still.engine}, {len(replay.batch.together)} examples at a time, at the start and "
+        f"after {replay.later.steps_done} steps: gradients and norms differ from autograd's by {apart:.2g} "
+        "of themselves"
+    )
+    return (PASS if apart <= tolerance(replay.still) else FAIL), seen
 
 
 def tied_parameters(replay: Replay) -> Outcome:
@@ -101,60 +101,49 @@ def tied_parameters(replay: Replay) -> Outcome:
     return (PASS if apart <= tolerance(run) else FAIL), seen
 
 
-def frozen_parameters(replay: Replay) -> Outcome:
-    """Trains a few steps, and compares what is frozen, bit by bit."""
-    frozen = [name for name, p in replay.still.model.named_parameters() if not p.requires_grad]
-    if not frozen:
-        return NOT_APPLICABLE, "no parameter is frozen"
-    run = replay.fresh()
-    before = {name: p.detach().clone() for name, p in run.model.named_parameters() if name in frozen}
-    trained = 0
-    for step in run:
-        trained = step.number
-        if trained == STEPS:
-            break
-    now = dict(run.model.named_parameters())
-    changed = [name for name, value in before.items() if not torch.equal(now[name].detach(), value)]
-    if changed:
-        return FAIL, f"{changed[0]!r} is frozen, and changed within {trained} steps"
-    return PASS, f"{len(frozen)} frozen parameters are the same after {trained} steps, bit by bit"
-
-
 def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | None:
     """How far the engine's gradients and norms are from autograd's; None for a forward that cannot rest."""
+    data, chosen = examples_of(run, replay.batch.together), replay.batch.chosen
+    with _at_rest(run, replay.random):
+        if replay.random and not all(
+            agree(losses(run, data, step=0), losses(run, data, step=step)) for step in range(1, 5)
+        ):
+            return None
+        alone = {i: gradients(run, _rows(data, [i]), 0) for i in in_time(chosen)}
+        geometry, apart = run_geometry(run), 0.0
+        whitened = {
+            i: {p: geometry.whiten(p, g.double()) for p, g in gradient.items()}
+            for i, gradient in alone.items()
+        }
+        least = _SHORTEST * max(length(gradient) for gradient in alone.values())
+        least_norm = _SHORTEST * max(length(gradient) for gradient in whitened.values())
+        for i, expected in alone.items():
+            with model_randomness(run.noise.seed, 0):
+                engine = ENGINES[run.engine](run.model, run.loss, data)
+                norm = float(engine.norms(geometry)[i])
+                weights = torch.zeros(len(replay.batch.together), dtype=torch.float64)
+                weights[i] = 1.0
+                found = dict(engine.weighted_sum(weights.to(next(iter(expected)).device)))
+            kept: Mapping[Tensor, Tensor] = expected if params is None else {p: expected[p] for p in params}
+            stated = length(whitened[i])
+            off = abs(norm - stated) / max(stated, least_norm) if max(stated, least_norm) > 0 else norm
+            apart = max(apart, distance(kept, {p: found[p] for p in kept}, least), off)
+    return apart
+
+
+def _rows(data: Any, rows: list[int]) -> Any:
+    """These examples of a batch, as another batch."""
+    return map_tensors(lambda x: x[torch.tensor(rows, device=x.device)], data)
+
+
+@contextmanager
+def _at_rest(run: PrivateRun, random: bool) -> Iterator[None]:
+    """In evaluation mode where the forward draws random values, because masks differ between engines."""
     training = [(module, module.training) for module in run.model.modules()]
+    if random:
+        run.model.eval()
     try:
-        if replay.random:  # masks differ between engines
-            run.model.eval()
-            data = replay.examples(run)
-            if not all(
-                agree(losses(run, data, step=0), losses(run, data, step=step)) for step in range(1, 5)
-            ):
-                return None
-        return max(_apart(run, place, replay.places(), params) for place in replay.places())
+        yield
     finally:
         for module, was in training:
-            _set_training(module, was)
-
-
-def _apart(run: PrivateRun, place: int, places: list[int], params: set[Tensor] | None) -> float:
-    """The distance for one example of a batch, in gradient and in norm."""
-    geometry, position = run_geometry(run), places.index(place)
-    data = examples_of(run, places)
-    alone = map_tensors(lambda x: x[position : position + 1], data)
-    expected = gradients(run, alone, 0)
-    with model_randomness(run.noise.seed, 0):
-        engine = ENGINES[run.engine](run.model, run.loss, data)
-        norm = float(engine.norms(geometry)[position])
-        weights = torch.zeros(len(places), dtype=torch.float64)
-        weights[position] = 1.0
-        device = next(iter(expected)).device
-        found = dict(engine.weighted_sum(weights.to(device)))
-    squares = sum(float(geometry.whiten(p, g.double()).square().sum()) for p, g in expected.items())
-    off = abs(norm - squares**0.5) / squares**0.5 if squares > 0 else norm
-    kept = expected.keys() if params is None else params
-    return max(distance({p: found[p] for p in kept}, {p: expected[p] for p in kept}), off)
-
-
-def _set_training(module: nn.Module, training: bool) -> None:
-    module.training = training
+            module.training = was

@@ -7,8 +7,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from adamas._replay import Silent, release_of, run_geometry, whitened_sums
-from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay, gradients
+from adamas._replay import Silent, examples_of, release_of, run_geometry, whitened_sums
+from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay
+from adamas.check.measures import gradients
 from adamas.engines import trainable_parameters
 from adamas.run import PrivateRun
 
@@ -29,7 +30,7 @@ def noise_variance(replay: Replay) -> Outcome:
         if not torch.allclose(torch.as_tensor(stated).double(), spread.square(), rtol=1e-3, atol=0.0):
             return FAIL, "the variance that a release states is not (s z/B)^2"
     p_values, ratios, count = [], [], 0
-    for indices in ([], replay.places()):
+    for indices in ([], replay.few()):
         residuals = _residuals(run, indices)
         p_values += [_p_value(values) for values in residuals.values()]
         everything = torch.cat(list(residuals.values()), 1)  # (repeats, d)
@@ -39,7 +40,7 @@ def noise_variance(replay: Replay) -> Outcome:
     least = min(1.0, min(p_values) * len(p_values))
     seen = (
         f"variance {' and '.join(f'{ratio:.3f}' for ratio in ratios)} times the stated one, on an empty "
-        f"batch and on {len(replay.places())} examples, {count} values each; by tensor, in all and between "
+        f"batch and on {len(replay.few())} examples, {count} values each; by tensor, in all and between "
         f"releases p = {least:.2g}, where {FALSE_ALARM:g} is a false alarm's"
     )
     return (PASS if least >= FALSE_ALARM else FAIL), seen
@@ -48,16 +49,16 @@ def noise_variance(replay: Replay) -> Outcome:
 def unused_parameters(replay: Replay) -> Outcome:
     """Looks for noise in trainable parameters that no example uses."""
     run = replay.door
-    data = replay.examples(run)
+    data = examples_of(run, replay.few())
     touched: set[Tensor] = set()
-    for i in range(len(replay.places())):
+    for i in range(len(replay.few())):
         touched |= {p for p, g in gradients(run, data, i).items() if g.any()}
     unused = {name: p for name, p in trainable_parameters(run.model).items() if p not in touched}
     if not unused:
         return NOT_APPLICABLE, "the examples use every trainable parameter"
     if not run.private:
         return NOT_APPLICABLE, "the run is not private"
-    residuals = _residuals(run, replay.places())
+    residuals = _residuals(run, replay.few())
     p_values = {name: _p_value(residuals[p]) for name, p in unused.items()}
     worst = min(p_values, key=lambda name: p_values[name])
     if p_values[worst] * len(unused) < FALSE_ALARM:

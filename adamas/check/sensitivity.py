@@ -1,8 +1,9 @@
-"""How far one example moves a release, also one that is not a number, and what no example leaves."""
+"""How far one example moves a release, also one that is huge or not a number, and what no example leaves."""
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,35 +12,60 @@ from torch.utils.data import default_collate
 
 from adamas._nests import map_tensors
 from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
-from adamas.check.base import FAIL, PASS, STEPS, Outcome, Replay, recorded_events
+from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay, in_time
+from adamas.check.measures import recorded_events
 from adamas.engines import Loss
-from adamas.loading import Loader
+from adamas.loading import Loader, dataset_length
 from adamas.run import PrivateRun
 
 _AMPLIFIED = 1e4  # makes nearly every gradient one that must be clipped
+_COARSE = 1e-5  # sums of two batches of types with less than this are compared by shapes that are the same
+_LEVELS = (1e4, 1e5, 1e6)  # of one example's inputs
 
 
 def sensitivity(replay: Replay) -> Outcome:
-    """Removes each of some examples from a batch, in the first geometry and in a later one."""
-    run = replay.fresh(budget=False)
-    indices, noise, loss = replay.places(), run.noise, run.loss
-    limit, most, trained = 1.0, 0.0, 0
-    for stage in range(2):
-        if stage:
-            trained = sum(1 for _ in islice(run, STEPS))
-        limit = max(limit, 1 + _rounding(run))
-        run.noise = Silent(noise.seed)
-        for factor in (1.0, _AMPLIFIED):
-            run.loss = _times(loss, factor)
-            for moved in _moves(run, indices, replay.random):
-                most = max(most, moved) if math.isfinite(moved) else math.inf
-        run.noise, run.loss = noise, loss
-    removed = "given no weight" if replay.random else "removed"
+    """Removes and exchanges examples of a batch, in the first geometry and in a later one."""
+    batch, looked, removed = replay.batch, 0, True
+    excess, most, stray = -math.inf, 0.0, 0.0
+    for run in (replay.door, replay.later):
+        slack = _rounding(run, len(batch.places))
+        removed = not replay.random and not replay.collates_at_random and _coarsest(run) < _COARSE
+        loss = run.loss
+        with _without_noise(run):
+            for factor in (1.0, _AMPLIFIED):
+                run.loss = _times(loss, factor)
+                moves = list(in_time(_moves(run, replay, removed)))
+                run.loss = loss
+                looked = len(moves)
+                moved, others = (max(_or_infinite(values)) for values in zip(*moves, strict=True))
+                most, stray = max(most, moved), max(stray, others)
+                excess = max(excess, moved - 1 - slack, others - slack)
     seen = (
-        f"{len(indices)} examples {removed} one by one, at the start and after {trained} steps, also with "
-        f"losses times {_AMPLIFIED:g}: the whitened sum moved by at most {most:.6f}"
+        f"{looked} of {len(batch.places)} examples {'removed' if removed else 'given no weight'} and "
+        f"exchanged one by one, at the start and after {replay.later.steps_done} steps, also with losses "
+        f"times {_AMPLIFIED:g}: the sum of the others moved by at most {stray:.6f}, the whitened sum by "
+        f"at most {most:.6f}"
     )
-    return (PASS if most <= limit else FAIL), seen
+    return (PASS if excess <= 0 else FAIL), seen
+
+
+def large_example(replay: Replay) -> Outcome:
+    """Multiplies one example's inputs, and lifts them to a level that cancels later in exact numbers."""
+    run, indices = replay.door, replay.few()
+    moved: dict[str, float] = {}
+    with _without_noise(run):
+        without = _sum(run, indices, padding=1)
+        for factor, level in [(factor, 0.0) for factor in _LEVELS] + [(1.0, level) for level in _LEVELS]:
+            with _changed(run, factor, level) as changed:
+                value = float((_sum(run, indices) - without).norm())
+            moved[f"times {factor:g} plus {level:g}"] = value if math.isfinite(value) else math.inf
+            if not changed.reached:
+                return NOT_APPLICABLE, "the inputs are whole numbers"
+    worst = max(moved, key=lambda words: moved[words])
+    seen = (
+        f"inputs of one example times and plus up to {_LEVELS[-1]:g}: moved by {moved[worst]:.6f} ({worst})"
+    )
+    return (PASS if moved[worst] <= 1 + _rounding(run, len(indices)) else FAIL), seen
 
 
 def empty_batch(replay: Replay) -> Outcome:
@@ -62,50 +88,63 @@ def empty_batch(replay: Replay) -> Outcome:
 
 def nan_example(replay: Replay) -> Outcome:
     """Makes one example of a batch not a number, in its inputs or, where they are whole, in its loss."""
-    run = replay.door
-    indices, step = replay.places(), run.steps_done
-    noise, loader, loss = run.noise, run.loader, run.loss
-    run.noise = Silent(noise.seed)
-    moved = []
-    try:
-        without = _sum(run, indices, step, padding=1)
+    run, indices, moved = replay.door, replay.few(), []
+    with _without_noise(run):
+        without = _sum(run, indices, padding=1)
         for value in (math.nan, math.inf):
-            poisoned = _Poisoned(loader, value)
-            run.loader, run.loss = poisoned.loader(), _with_factors(loss)
-            changed = _sum(run, indices, step)
-            run.loader, run.loss = loader, loss
+            with _changed(run, value, 0.0) as poisoned:
+                changed = _sum(run, indices)
             if not changed.isfinite().all():
                 return FAIL, f"an example with the value {value} makes the release not finite"
             moved.append(float((changed - without).norm()))
-    finally:
-        run.noise, run.loader, run.loss = noise, loader, loss
     where = "inputs" if poisoned.reached else "losses"
     seen = f"NaN and infinite {where} of one example: the release is finite, and moved by {max(moved):.6f}"
-    return (PASS if max(moved) <= 1 + _rounding(run) else FAIL), seen
+    return (PASS if max(moved) <= 1 + _rounding(run, len(indices)) else FAIL), seen
 
 
-def _moves(run: PrivateRun, indices: list[int], random: bool) -> Iterator[float]:
-    """How far each example moves the whitened sum of a batch."""
-    step = run.steps_done
-    for i in indices:
-        others = [j for j in indices if j != i]
-        present = _sum(run, [*others, i], step)
-        # Without its row dropout would draw other masks for the others, which is no influence of its data.
-        absent = _sum(run, [*others, i], step, padding=1) if random else _sum(run, others, step)
-        yield float((present - absent).norm())
+def _moves(run: PrivateRun, replay: Replay, removed: bool) -> Iterator[tuple[float, float]]:
+    """How far each of some examples moves the whitened sum of a batch, and what it does to the others' share.
+
+    An example that is not `removed` has weight 0: without its row dropout would draw other masks for the
+    others, which is no influence of its data. With random values in collate_fn it is not exchanged either, as
+    their number may depend on its length.
+    """
+    places = replay.batch.places
+    n, known = dataset_length(run.loader.dataset), set(places)
+    outside = [place for place in range(min(n, 2 * len(places) + 1)) if place not in known] or places[:1]
+    whole = _sum(run, places) if removed else None
+    for number, position in enumerate(replay.batch.chosen):
+        others = [*places[:position], *places[position + 1 :]]
+        mine, another = places[position], outside[number % len(outside)]
+        present = _sum(run, [*others, mine]) if whole is None else whole
+        weightless = _sum(run, [*others, mine], padding=1)
+        absent = weightless if whole is None else _sum(run, others)
+        alike = [weightless]
+        if not replay.collates_at_random:
+            alike.append(_sum(run, [*others, another], padding=1))
+        yield float((present - absent).norm()), max(float((value - absent).norm()) for value in alike)
 
 
-def _sum(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> Tensor:
-    release = release_of(run, indices, step, padding)
+def _sum(run: PrivateRun, indices: Sequence[int], padding: int = 0) -> Tensor:
+    # One step for all: it says which random values the model draws.
+    release = release_of(run, indices, max(0, run.steps_done - 1), padding)
     return joined(whitened_sums(run, release, run_geometry(run)))
 
 
-def _rounding(run: PrivateRun) -> float:
+def _rounding(run: PrivateRun, examples: int) -> float:
     """What rounding may add to a sensitivity of 1, in the model's number types."""
     geometry = run_geometry(run)
     centre = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
-    coarsest = max(torch.finfo(p.dtype).eps for p in geometry.scale)
-    return float(min(0.1, 1e3 * coarsest) + 1e-7 * run.loader.sampler.batch_size * centre)
+    rounded = (1e3 + 4 * examples) * _coarsest(run)
+    return float(min(0.1, rounded) + 1e-7 * run.loader.sampler.batch_size * centre)
+
+
+def _coarsest(run: PrivateRun) -> float:
+    return float(max(torch.finfo(p.dtype).eps for p in run_geometry(run).scale))
+
+
+def _or_infinite(values: Iterable[float]) -> list[float]:
+    return [value if math.isfinite(value) else math.inf for value in values]
 
 
 def _times(loss: Loss, factor: float) -> Loss:
@@ -116,21 +155,44 @@ def _with_factors(loss: Loss) -> Loss:
     return lambda model, batch: loss(model, batch[0]) * batch[1]
 
 
-class _Poisoned:
-    """A loader that spoils the numbers of the last example of a batch, or has a factor to spoil its loss."""
+@contextmanager
+def _without_noise(run: PrivateRun) -> Iterator[None]:
+    noise, loader, loss = run.noise, run.loader, run.loss
+    run.noise = Silent(noise.seed)
+    try:
+        yield
+    finally:
+        run.noise, run.loader, run.loss = noise, loader, loss
 
-    def __init__(self, loader: Loader, value: float) -> None:
-        self._loader, self._value = loader, value
+
+@contextmanager
+def _changed(run: PrivateRun, factor: float, level: float) -> Iterator["_LastChanged"]:
+    """Multiplies the numbers of each batch's last example by a factor, and adds a level."""
+    loader, loss = run.loader, run.loss
+    changed = _LastChanged(loader, factor, level)
+    run.loader, run.loss = changed.loader(), _with_factors(loss)
+    try:
+        yield changed
+    finally:
+        run.loader, run.loss = loader, loss
+
+
+class _LastChanged:
+    """A loader that changes the numbers of a batch's last example, or where there are none, its loss."""
+
+    def __init__(self, loader: Loader, factor: float, level: float) -> None:
+        self._loader, self._factor, self._level = loader, factor, level
         self.reached = False
 
     def loader(self) -> Loader:
-        old = self._loader
-        return Loader(old.dataset, old.sampler, collate_fn=self._collate, device=old.device)
+        loader = copy.copy(self._loader)
+        loader.collate_fn, loader.micro_batch_size, loader.num_workers = self._collate, None, 0
+        return loader
 
     def _collate(self, examples: list[Any]) -> Any:
         data = map_tensors(self._spoil, (self._loader.collate_fn or default_collate)(examples))
         factors = torch.ones(len(examples))
-        factors[-1] = 1.0 if self.reached else self._value
+        factors[-1] = 1.0 if self.reached else self._factor
         return data, factors
 
     def _spoil(self, x: Tensor) -> Tensor:
@@ -138,7 +200,7 @@ class _Poisoned:
             return x
         self.reached = True
         x = x.clone()
-        x[-1] = self._value
+        x[-1] = x[-1] * self._factor + self._level  # 0 times infinity is not a number either
         return x
 
 

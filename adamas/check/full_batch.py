@@ -1,0 +1,96 @@
+"""Which batch the replays take: one of the run's own size, with a few examples that are looked at closely."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adamas._nests import named_tensors
+from adamas._replay import examples_of, run_geometry
+from adamas.check.measures import losses
+from adamas.engines import ENGINES
+from adamas.loading import dataset_length
+from adamas.run import PrivateRun, model_randomness
+from adamas.sampling import Sampler, Shuffled, TruncatedPoisson
+
+LARGEST = 512
+"""The most examples of a batch that is replayed."""
+
+_DEVIATIONS = 3  # that a batch is larger than the expected size
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """A batch as large as those of the run become.
+
+    Attributes:
+        places: Its examples, by their places in the data set.
+        chosen: The positions in it of those that are looked at one by one, the most notable ones first:
+            those of the largest and smallest losses, gradients and inputs.
+        micro_batch_size: How many are processed at a time; the chosen ones are among the first of them.
+    """
+
+    places: list[int]
+    chosen: list[int]
+    micro_batch_size: int
+
+    @property
+    def together(self) -> list[int]:
+        """The first micro-batch."""
+        return self.places[: self.micro_batch_size]
+
+
+def full_batch(run: PrivateRun, examples: int) -> FullBatch:
+    """Spreads a batch over the data set, and chooses some of its examples."""
+    n = dataset_length(run.loader.dataset)
+    places = spread(n, min(_usual_most(run.loader.sampler), LARGEST))
+    micro = min(run.loader.micro_batch_size or len(places), len(places))
+    noted = [*_extremes(run, places, micro), *spread(len(places), examples)]
+    chosen = list(dict.fromkeys(noted))[: min(examples, micro)]
+    slots = spread(micro, len(chosen))
+    others = iter([place for i, place in enumerate(places) if i not in chosen])
+    taken = dict(zip(slots, (places[i] for i in chosen), strict=True))
+    return FullBatch([taken[i] if i in taken else next(others) for i in range(len(places))], slots, micro)
+
+
+def spread(n: int, count: int) -> list[int]:
+    """So many of the numbers below n, at even distances; all of them if there are fewer."""
+    return [int(place) for place in np.unique(np.linspace(0, n - 1, min(n, count)).astype(int))]
+
+
+def _usual_most(sampler: Sampler) -> int:
+    """The size that batches hardly exceed."""
+    if isinstance(sampler, TruncatedPoisson):
+        return sampler.max_batch_size
+    if isinstance(sampler, Shuffled):
+        return sampler.batch_size
+    return sampler.batch_size + math.ceil(_DEVIATIONS * math.sqrt(sampler.batch_size * (1 - sampler.rate)))
+
+
+def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
+    """Positions of the largest and smallest gradient and loss, and of the largest input."""
+    columns = []
+    for start in range(0, len(places), micro):
+        data = examples_of(run, places[start : start + micro])
+        with model_randomness(run.noise.seed, 0):
+            norms = ENGINES[run.engine](run.model, run.loss, data).norms(run_geometry(run))
+        columns.append(torch.stack([norms.cpu(), losses(run, data).double().cpu(), _sizes(data)]))
+    norms, values, inputs = torch.cat(columns, 1).nan_to_num()
+    return [
+        int(i) for i in (norms.argmax(), values.argmin(), values.argmax(), norms.argmin(), inputs.argmax())
+    ]
+
+
+def _sizes(data: Any) -> Tensor:
+    """The largest magnitude in each example's numbers; whole numbers are names, and count as 0."""
+    tensors = [x for _, x in named_tensors(data)]
+    sizes = torch.zeros(len(tensors[0]), dtype=torch.float64)
+    for x in tensors:
+        if x.is_floating_point() and x.numel():
+            sizes = sizes.maximum(
+                x.flatten(1).abs().amax(1).double().cpu() if x.dim() > 1 else x.double().cpu()
+            )
+    return sizes
