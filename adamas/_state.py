@@ -265,7 +265,7 @@ class _Kept:
 
     def renew(self, turn: int) -> bool:
         """Takes the values of this moment; False if the tensor has other memory than before."""
-        if self._data is not None and self._tensor.data_ptr() != self._place:
+        if self._is_elsewhere():
             return False
         self._version = self._tensor._version
         if self._bits is not None:
@@ -275,7 +275,7 @@ class _Kept:
 
     def is_changed(self) -> bool:
         """Whether it has other values, or may have where only some are known."""
-        if self._data is not None and self._tensor.data_ptr() != self._place:
+        if self._is_elsewhere():
             return True
         if self._part is None or self._copy is None:
             return self._tensor._version != self._version
@@ -285,10 +285,17 @@ class _Kept:
 
     def restore(self) -> None:
         """Puts back the memory, and the values if all are known."""
-        if self._data is not None and self._tensor.data_ptr() != self._place:
-            self._tensor.data = self._data
+        with suppress(*_NO_PLAIN_MEMORY):  # the memory of vmap's tensors cannot be exchanged
+            if self._data is not None and self._tensor.data_ptr() != self._place:
+                self._tensor.data = self._data
         if not self._step and self._bits is not None and self._copy is not None:
             self._bits.copy_(self._copy)
+
+    def _is_elsewhere(self) -> bool:
+        try:
+            return self._data is not None and self._tensor.data_ptr() != self._place
+        except _NO_PLAIN_MEMORY:
+            return True
 
 
 def _modules(model: nn.Module, loss: object) -> Iterator[tuple[str, nn.Module]]:

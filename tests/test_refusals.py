@@ -3,7 +3,9 @@
 The promise: adding or removing any one record moves the whitened sum by at most 1.
 """
 
-import random
+import copy
+import re
+import warnings
 from collections import UserDict
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
 import adamas
@@ -189,3 +192,243 @@ def test_weights_that_float32_cannot_hold_are_zero(dtype, batch_size):
         length = float((released.mean[p].double() * batch_size).norm())
         assert length <= 1 + 1e-6
         assert length == 0 or length == pytest.approx(1, rel=1e-6)
+
+
+# --- state ----------------------------------------------------------------------------------------------
+
+
+class Stateful(nn.Module):
+    """A linear layer whose forward updates a state by the mean of its inputs, once it is armed."""
+
+    def __init__(self, update, least=1):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.frozen = nn.Parameter(torch.zeros(5), requires_grad=False)
+        self.register_buffer("running", torch.zeros(5))
+        self.register_buffer("long", torch.zeros(40_000))
+        self.state, self.array, self.level = torch.zeros(5), np.zeros(5), 0.5
+        self.table, self.history = {"mean": torch.zeros(5)}, [torch.zeros(5)]
+        self.box = type("Box", (), {"mean": torch.zeros(5)})()
+        self.update, self.least, self.armed, self.calls = update, least, False, 0
+
+    def get_extra_state(self):
+        return {"mean": self.box.mean}
+
+    def set_extra_state(self, state):
+        self.box.mean = state["mean"]
+
+    def forward(self, x):
+        self.calls += 1
+        if self.armed and len(x) >= self.least:
+            with torch.no_grad():
+                self.update(self, x.mean(0))
+        return self.layer(x)
+
+
+def _extra(m, mean):
+    m.box.mean = m.box.mean + mean
+
+
+def _list_item(m, mean):
+    m.history[0] = mean
+
+
+UPDATES = {
+    "parameter 'frozen'": lambda m, mean: m.frozen.mul_(0.9).add_(mean),
+    "parameter 'frozen' by data": lambda m, mean: m.frozen.data.copy_(mean),
+    "parameter 'frozen' by memory": lambda m, mean: setattr(m.frozen, "data", mean.clone()),
+    "parameter 'layer.bias' by data": lambda m, mean: m.layer.bias.data.copy_(mean[:2]),
+    "buffer 'running'": lambda m, mean: m.running.mul_(0.9).add_(mean),
+    "buffer 'running' by data": lambda m, mean: m.running.data.copy_(mean),
+    "buffer 'running' exchanged": lambda m, mean: setattr(m, "running", mean),
+    "buffer 'long'": lambda m, mean: m.long[7:12].copy_(mean),
+    "buffer 'long' by data": lambda m, mean: m.long.data.add_(mean.sum()),
+    "buffer 'fresh'": lambda m, mean: m.register_buffer("fresh", mean),
+    "attribute 'state'": lambda m, mean: setattr(m, "state", 0.9 * m.state + mean),
+    "attribute 'state' by data": lambda m, mean: m.state.data.copy_(mean),
+    "attribute 'fresh'": lambda m, mean: setattr(m, "fresh", mean),
+    "attribute 'array'": lambda m, mean: np.copyto(m.array, mean.numpy()),
+    "attribute 'level'": lambda m, mean: setattr(m, "level", 0.9 * m.level + float(mean.sum())),
+    "attribute \"table['mean']\"": lambda m, mean: m.table["mean"].add_(mean),
+    "attribute \"table['fresh']\"": lambda m, mean: m.table.update(fresh=mean),
+    "attribute 'history[0]'": _list_item,
+    "attribute 'history[1]'": lambda m, mean: m.history.append(mean),
+    "extra state 'Stateful'": _extra,
+}
+
+
+def contents(model):
+    plain = {name: value for name, value in model.__dict__.items() if not name.startswith("_")}
+    return copy.deepcopy((dict(model.named_parameters()), dict(model.named_buffers()), plain, model.box.mean))
+
+
+def assert_same(model, before):
+    for mine, theirs in zip(contents(model), before, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0) if isinstance(mine, torch.Tensor) else None
+        if isinstance(mine, dict):
+            assert mine.keys() == theirs.keys()
+            for name, value in mine.items():
+                if isinstance(value, torch.Tensor | np.ndarray | float | list | dict):
+                    torch.testing.assert_close(value, theirs[name], rtol=0, atol=0)
+
+
+@every_engine
+@pytest.mark.parametrize("what", UPDATES)
+def test_a_forward_that_changes_state_in_a_later_batch_is_refused(engine, what):
+    model = Stateful(UPDATES[what])
+    run = make_run(model, engine=engine)
+    next(iter(run))
+    spent, before = run.ledger.entries, {name: value.clone() for name, value in model.named_buffers()}
+    weights = [p.detach().clone() for p in model.parameters()]
+    model.armed = True
+    pattern = f"The forward changes the {what.split(' by ')[0].split(' exch')[0]}, so"
+    with pytest.raises(UnsupportedError, match=re.escape(pattern) if engine == "loop" else None):
+        next(iter(run))
+    assert run.ledger.entries == spent
+    assert run.steps_done == 1
+    if engine == "vmap" and what in ("parameter 'frozen' by memory", "extra state 'Stateful'"):
+        return  # the model holds a tensor of vmap's, which nobody can use any more
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    for name, value in model.named_buffers():
+        assert torch.equal(value, before[name]) or name == "long"
+    model.armed = False
+    train(run)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("what", UPDATES)
+def test_a_forward_that_changes_state_is_refused_when_the_run_is_made_and_the_model_left_alone(engine, what):
+    model = Stateful(UPDATES[what])
+    model.armed = True
+    before = contents(model)
+    with pytest.raises(UnsupportedError):
+        make_run(model, engine=engine)
+    if not what.startswith("extra") and (engine, what) != ("vmap", "parameter 'frozen' by memory"):
+        assert_same(model, before)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
+def test_a_buffer_that_only_larger_batches_change_is_refused(engine):
+    model = Stateful(UPDATES["buffer 'running'"], least=4 if engine == "bookkeeping" else 1)
+    model.armed = engine == "bookkeeping"  # of one example in the loop, which the probe sees
+    run = make_run(model, engine=engine)
+    model.armed = True
+    with pytest.raises(UnsupportedError, match="buffer 'running'"):
+        train(run)
+    assert not model.running.any()
+
+
+class ActNorm(nn.Module):
+    """Takes its scale and shift from the first batch that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.shift = nn.Parameter(torch.zeros(5))
+        self.initialized = False
+
+    def forward(self, x):
+        if not self.initialized:
+            self.shift.data.copy_(-x.detach().mean(0))
+            self.initialized = True
+        return self.layer(x + self.shift)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_an_initialisation_from_the_data_is_refused_and_undone(engine):
+    model = ActNorm()
+    with pytest.raises(UnsupportedError):
+        make_run(model, engine=engine)
+    assert not model.initialized
+    assert not model.shift.any()
+    model.initialized = True
+    train(make_run(model, engine=engine))
+
+
+def test_the_state_of_a_module_that_the_loss_holds_is_watched_too():
+    teacher = Stateful(UPDATES["buffer 'running'"])
+
+    def distilled(model, batch):
+        return (model(batch[0]) - teacher(batch[0]).detach()).square().sum(1)
+
+    run = make_run(nn.Linear(5, 2), distilled)
+    teacher.armed = True
+    with pytest.raises(UnsupportedError, match=r"buffer 'loss\.teacher\.running'"):
+        train(run)
+
+
+class Counting(nn.Module):
+    """State that says nothing about the data: counters, flags, constants that are made again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.calls, self.warm, self.sizes, self.mask = 0, False, [], torch.ones(5)
+
+    def forward(self, x):
+        self.calls, self.warm = self.calls + 1, True
+        self.sizes.append(5)
+        self.mask = torch.ones(5)
+        return self.layer(x * self.mask)
+
+
+def old_weight_norm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.layer = nn.LSTM(1, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(self.cells(x.unsqueeze(-1))[0][:, -1])
+
+
+ACCEPTED = {
+    "counters": Counting,
+    "dropout": lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(), nn.Linear(4, 2)),
+    "frozen batch norm": lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 2)),
+    "weight norm of a hook": old_weight_norm,
+    "pruned": lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(5, 2), "weight", 0.5)),
+    "parametrized": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 2))),
+    "LSTM": Recurrent,
+    "not a number": lambda: nn.Sequential(nn.Linear(5, 2), Spoilt()),
+}
+
+
+class Spoilt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("unused", torch.full((3,), torch.nan))
+        self.value = float("nan")
+
+    def forward(self, x):
+        self.value = float("nan")
+        return x
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_state_that_says_nothing_about_the_data_is_accepted(engine, kind):
+    if (kind, engine) == ("LSTM", "vmap"):
+        pytest.skip("vmap does not run it")
+    model = ACCEPTED[kind]()
+    run = make_run(model, engine=engine)
+    keys = model.__dict__.keys()
+    train(run)
+    assert model.__dict__.keys() == keys
+
+
+def test_state_may_be_changed_between_two_releases():
+    model = Stateful(None)
+    run = make_run(model)
+    for step in run:
+        model.level, model.state = 0.1 * step.number, torch.full((5,), step.number)
+        model.running.add_(1)
+        model.frozen.data = torch.ones(5)
+        model.history.append(torch.ones(3))
+    assert run.steps_done == 6
