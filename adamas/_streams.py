@@ -14,11 +14,13 @@ place, SHAKE-256 itself where it is not.
 import contextlib
 import hashlib
 import importlib
+import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 _SEED_BYTES = 32
 
@@ -136,3 +138,18 @@ class SecureGenerator:
     def _words(self, count: int) -> np.ndarray:
         call, self._calls = self._calls, self._calls + 1
         return np.frombuffer(self._stream(call, 8 * count), dtype="<u8")
+
+
+@contextlib.contextmanager
+def global_randomness(state: int) -> Iterator[None]:
+    """Torch's, NumPy's and Python's global generators in a fixed state; afterwards they are as they were."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(state)
+            np.random.seed(state)
+            random.seed(state)
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])

@@ -114,11 +114,7 @@ class Loader:
 
     def check(self, data: Any, indices: np.ndarray) -> Any:
         """Moves a micro-batch to the device, after a look at its length."""
-        if batch_length(data) != len(indices):
-            raise ValueError(
-                "Expected every tensor of a batch to be batch-first, with one row per example that was "
-                "asked for, but collate_fn made another number of rows."
-            )
+        check_rows(data, len(indices))
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
 
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
@@ -145,6 +141,16 @@ class _IndexLists:
         for step in range(self._first, self._end):
             for indices, _ in self._loader.chunks(self._loader.draw(step)):
                 yield indices.tolist()
+
+
+def check_rows(data: Any, n: int) -> Any:
+    """Returns a batch if it is tensors with one row per example; raises otherwise."""
+    if batch_length(data) != n:
+        raise ValueError(
+            "Expected every tensor of a batch to be batch-first, with one row per example that was "
+            "asked for, but collate_fn made another number of rows."
+        )
+    return data
 
 
 def dataset_length(dataset: object) -> int:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
+from adamas._collate import MOST_EXAMPLES, check_collate
 from adamas._state import unchanged
 from adamas._streams import Seed
 from adamas.budget import Budget
@@ -93,7 +94,9 @@ def make_private(
         micro_batch_size: Most examples that are processed at a time; does not change the result.
         sampling: A name in `adamas.sampling.SAMPLERS`.
         max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
-        collate_fn: Joins a list of examples into a batch of batch-first tensors.
+        collate_fn: Joins a list of examples into a batch of batch-first tensors. Each row must be a function
+            of its example alone, but for padding; that is compared on a batch when the run is made. Of a
+            random collate_fn it cannot be, and is for you to see to: better augment in the data set.
         num_workers: Worker processes that load data.
         scheduler: A learning-rate scheduler of the rule, stepped after each step.
         ema: Decay of an exponential moving average of the weights, or an `AveragedModel`; see
@@ -227,6 +230,8 @@ def make_private(
         world_size=1 if ranks is None else ranks.world_size,
     )
     with unchanged(model, loss), model_randomness(secret, 0):
+        size = min(n, micro_batch_size or batch_size, MOST_EXAMPLES)
+        check_collate(loader, np.linspace(0, n - 1, size).astype(int).tolist())
         rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)

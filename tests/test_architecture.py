@@ -28,7 +28,7 @@ LAYERS = [
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading", "secure_noise"],
-    ["privatize", "calibrate", "budget"],
+    ["privatize", "calibrate", "budget", "_collate"],
     ["_checks", "data_ledger"],
     ["diagnostics", "releases"],
     ["run"],

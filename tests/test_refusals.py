@@ -4,6 +4,7 @@ The promise: adding or removing any one record moves the whitened sum by at most
 """
 
 import copy
+import random
 import re
 import warnings
 from collections import UserDict
@@ -14,10 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import adamas
 from adamas import Geometry, UnsupportedError, clipped_sum, rules
+from adamas._collate import check_collate
 from adamas._nests import batch_length, map_tensors
 from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
 from adamas.engines import ENGINES, Stacked
@@ -411,11 +413,14 @@ class Spoilt(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
-@pytest.mark.parametrize("kind", ACCEPTED)
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        *((engine, kind) for kind in ACCEPTED for engine in ("auto", "loop")),
+        *(("vmap", kind) for kind in ACCEPTED if kind != "LSTM"),  # which vmap does not run
+    ],
+)
 def test_state_that_says_nothing_about_the_data_is_accepted(engine, kind):
-    if (kind, engine) == ("LSTM", "vmap"):
-        pytest.skip("vmap does not run it")
     model = ACCEPTED[kind]()
     run = make_run(model, engine=engine)
     keys = model.__dict__.keys()
@@ -432,3 +437,134 @@ def test_state_may_be_changed_between_two_releases():
         model.frozen.data = torch.ones(5)
         model.history.append(torch.ones(3))
     assert run.steps_done == 6
+
+
+# --- collate_fn -----------------------------------------------------------------------------------------
+
+
+class Sentences(Dataset):
+    """Examples of 1 to 6 words of 5 numbers, with a label."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        words = tensors(6 * N)[0].view(N, 6, 5)[index, : 1 + index % 6]
+        return words, tensors()[1][index]
+
+
+def stacked(examples):
+    x, y = zip(*examples, strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
+def mixup(examples):
+    x, y = stacked(examples)
+    share = np.random.beta(0.4, 0.4)
+    return share * x + (1 - share) * x[torch.randperm(len(x))], y
+
+
+def sometimes_mixup(examples):
+    return mixup(examples) if random.random() < 0.4 else stacked(examples)
+
+
+def repeated(examples):
+    return stacked(examples[:1] * len(examples))
+
+
+def centred(examples):
+    x, y = stacked(examples)
+    return (x - x.mean(0) if len(x) > 1 else x), y
+
+
+def numbered(examples):
+    x, y = stacked(examples)
+    return torch.cat([x[:, :4], torch.arange(len(x))[:, None].float()], 1), y
+
+
+def padded(examples, value=0.0, left=False):
+    x, y = zip(*examples, strict=True)
+    side = "left" if left else "right"
+    words = nn.utils.rnn.pad_sequence(x, batch_first=True, padding_value=value, padding_side=side)
+    mask = nn.utils.rnn.pad_sequence([torch.ones(len(w)) for w in x], batch_first=True, padding_side=side)
+    return {"words": words, "mask": mask, "y": torch.stack(y), "nothing": None}
+
+
+def padded_by_statistics(examples):
+    return padded(examples, float(max(x.max() for x, _ in examples)))
+
+
+def padded_by_others(examples):
+    batch = padded(examples)
+    longest = max((x for x, _ in examples), key=len)
+    batch["words"] = torch.where(batch["mask"][..., None] > 0, batch["words"], longest)
+    return batch
+
+
+def noisy(examples):
+    x, y = stacked(examples)
+    return x + 0.1 * torch.randn_like(x), y
+
+
+def words_loss(model, batch):
+    words = (batch["words"] * batch["mask"][..., None]).sum(1)
+    return F.cross_entropy(model(words), batch["y"], reduction="none")
+
+
+@pytest.mark.parametrize("collate", [mixup, sometimes_mixup, repeated, centred, numbered])
+@pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 4}, {"engine": "loop"}])
+def test_a_collate_fn_that_mixes_examples_is_refused(collate, changes):
+    model = nn.Linear(5, 2)
+    state = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
+    with pytest.raises(UnsupportedError, match=r"collate_fn mixes .* row of batch\[0\] .*__getitem__"):
+        make_run(model, collate_fn=collate, **changes)
+    assert random.getstate() == state[0]
+    assert torch.equal(torch.get_rng_state(), state[1])
+    assert np.random.get_state()[1].tolist() == state[2]
+
+
+@pytest.mark.parametrize("collate", [padded_by_statistics, padded_by_others])
+def test_padding_that_depends_on_the_other_examples_is_refused(collate):
+    with pytest.raises(UnsupportedError, match=r"row of batch\['words'\]"):
+        make_run(nn.Linear(5, 2), words_loss, Sentences(), collate_fn=collate)
+
+
+def test_a_collate_fn_that_leaves_out_a_part_of_larger_batches_is_refused():
+    def collate(examples):
+        x, y = stacked(examples)
+        return {"x": x, "y": y} | ({"more": x} if len(x) > 3 else {})
+
+    with pytest.raises(UnsupportedError, match=r"batch\['more'\]"):
+        make_run(nn.Linear(5, 2), lambda model, b: loss(model, (b["x"], b["y"])), collate_fn=collate)
+
+
+@pytest.mark.parametrize("value", [0.0, -100.0, float("nan")])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_collate_fn_that_stacks_and_pads_is_accepted(value, left):
+    def collate(examples):
+        return padded(examples, value, left)
+
+    run = make_run(
+        nn.Linear(5, 2), lambda m, b: words_loss(m, without_nan(b)), Sentences(), collate_fn=collate
+    )
+    train(run)
+
+
+def without_nan(batch):
+    return batch | {"words": batch["words"].nan_to_num()}
+
+
+@pytest.mark.parametrize("collate", [stacked, noisy, default_collate])
+def test_a_collate_fn_that_stacks_or_is_random_for_one_example_is_accepted(collate):
+    train(make_run(nn.Linear(5, 2), collate_fn=collate))
+
+
+def test_a_collate_fn_is_compared_on_other_examples_too():
+    def collate(examples):
+        x, y = stacked(examples)
+        return (x.flip(0) if len(x) == 20 else x), y
+
+    run = make_run(nn.Linear(5, 2), collate_fn=collate)
+    check_collate(run.loader, range(19))
+    with pytest.raises(UnsupportedError, match="collate_fn"):
+        check_collate(run.loader, range(20))
