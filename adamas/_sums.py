@@ -96,6 +96,34 @@ def row_products(x: Tensor, y: Tensor) -> Tensor:
     return total + products[:, blocks * 512 :].sum(1).double()
 
 
+def gram_sums(
+    a: Tensor, e: Tensor, of_a: Tensor, of_e: Tensor, alike: float, row: int = 0, column: int = 0
+) -> Tensor:
+    """Sums of products of two matrices for each example, `(3, n)` in float64.
+
+    They run over all places, and over the pairs of places that are alike, in length and in direction up to
+    its sign, in the first, and in the second.
+
+    Args:
+        a: Blocks of Gram matrices, `(n, rows, columns)`.
+        e: Those of other vectors.
+        of_a: The squared lengths of all vectors, `(n, places)`.
+        of_e: Those of the others.
+        alike: Products of alike vectors are at least this share of the mean of their squared lengths.
+        row: The first row of the block.
+        column: Its first column.
+    """
+    if _sums_kernel.fits(a, e, of_a, of_e):
+        return _sums_kernel.gram_sums(a, e, of_a, of_e, alike, row, column)
+    products = a.double() * e.double()
+    sums = [products.sum((1, 2))]
+    for block, squares in ((a, of_a), (e, of_e)):
+        rows, columns = squares[:, row : row + a.shape[1]], squares[:, column : column + a.shape[2]]
+        least = alike / 2 * (rows.unsqueeze(2) + columns.unsqueeze(1))
+        sums.append(products.masked_fill(block.abs() < least, 0).sum((1, 2)))
+    return torch.stack(sums)
+
+
 def memory_order(rows: Tensor) -> list[int]:
     """The axes after the first, in the order in which they lie in memory."""
     axes = list(range(1, rows.dim()))

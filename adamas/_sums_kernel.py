@@ -89,6 +89,41 @@ def _row_sums(rows: Array, weights: Array, out: Array, start: int, stop: int) ->
         out[0, row], out[1, row], out[2, row] = square, product, total
 
 
+@compiled
+def _gram_sums(
+    a: Array,
+    e: Array,
+    of_a: Array,
+    of_e: Array,
+    alike: float,
+    row: int,
+    column: int,
+    out: Array,
+    start: int,
+    stop: int,
+) -> None:
+    """Of each two matrices the sum of their products, and those where the places are alike in a, and in e."""
+    height, width = a.shape[1:]
+    alike_half = _F(alike / 2)
+    lanes, lanes_a, lanes_e = np.empty(width), np.empty(width), np.empty(width)
+    for i in range(start, stop):
+        for s in range(width):
+            lanes[s], lanes_a[s], lanes_e[s] = _D(0), _D(0), _D(0)
+        columns_a, columns_e = of_a[i, column : column + width], of_e[i, column : column + width]
+        for t in range(height):
+            x, y = a[i, t], e[i, t]
+            own_a, own_e = of_a[i, row + t], of_e[i, row + t]
+            for s in range(width):
+                product = _D(x[s]) * _D(y[s])
+                lanes[s] += product
+                lanes_a[s] += product if abs(x[s]) >= alike_half * (own_a + columns_a[s]) else _D(0)
+                lanes_e[s] += product if abs(y[s]) >= alike_half * (own_e + columns_e[s]) else _D(0)
+        total, total_a, total_e = _D(0), _D(0), _D(0)
+        for s in range(width):
+            total, total_a, total_e = total + lanes[s], total_a + lanes_a[s], total_e + lanes_e[s]
+        out[0, i], out[1, i], out[2, i] = total, total_a, total_e
+
+
 @functools.cache
 def available() -> bool:
     """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
@@ -97,6 +132,7 @@ def available() -> bool:
         for center in (numba.none, f[::1]):
             _squares.compile((f[:, ::1], center, f[::1], d[::1], i, i, i, i))
         _row_sums.compile((f[:, ::1], f[:, ::1], d[:, ::1], i, i))
+        _gram_sums.compile((f[:, :, ::1], f[:, :, ::1], f[:, ::1], f[:, ::1], d, i, i, d[:, ::1], i, i))
     except Exception:  # whatever it is, sums can be made without
         return False
     return True
@@ -125,6 +161,16 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
     sums = np.empty((3, len(rows)))
     arrays = [t.detach().numpy() for t in (rows, weights)]
     _shared(_row_sums, (*arrays, sums), len(rows), rows.shape[1])
+    return torch.from_numpy(sums)
+
+
+def gram_sums(
+    a: Tensor, e: Tensor, of_a: Tensor, of_e: Tensor, alike: float, row: int, column: int
+) -> Tensor:
+    """See `adamas._sums.gram_sums`."""
+    sums = np.empty((3, len(a)))
+    arrays = [t.detach().numpy() for t in (a, e, of_a, of_e)]
+    _shared(_gram_sums, (*arrays, alike, row, column, sums), len(a), a.shape[1:].numel())
     return torch.from_numpy(sums)
 
 

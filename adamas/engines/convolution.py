@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adamas._sums import row_products
+from adamas._sums import row_products, squared_norms
+from adamas.engines.certificate import Squares, of_products
+from adamas.engines.gram import of_grams
 from adamas.engines.records import CHUNK, CHUNKED, Record, chunk_length
+from adamas.geometry import Value
 
 aten = torch.ops.aten
 
@@ -45,7 +48,26 @@ class Convolution(Record):
         return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
 
     def kept(self, rows: Tensor) -> "Convolution":
-        return self._with(self.x[rows], self.e[rows])
+        return self.marked(self._with(self.x[rows], self.e[rows]), rows)
+
+    def wide(self, rows: Tensor) -> "Convolution":
+        return self._with(self.x[rows].double(), self.e[rows].double())
+
+    def terms(self, s: Value) -> Tensor | None:
+        if self.e.shape[2:].numel() == 1:
+            return None
+        if not isinstance(s, Tensor) or not s.dim():
+            # A pixel is in this many windows at most.
+            windows = math.prod(-(-k // t) for k, t in zip(self.shape[2:], self.stride, strict=True))
+            return (windows * squared_norms(self.x) * squared_norms(self.e)).sqrt_() / float(s)
+        # sum_t |e_to x_ti| <= |e_o| |x_i| over the pixels, for each coordinate.
+        by_group = (self.n, self.groups, -1)
+        of_x, of_e = (
+            torch.linalg.vector_norm(t.flatten(2), dim=2).square_().view(by_group) for t in (self.x, self.e)
+        )
+        matrix = s.pow(-2).to(of_e.dtype).flatten(2).sum(2).view(self.groups, -1, self.shape[1])
+        by_input = torch.einsum("ngo,goi->ngi", of_e, matrix)
+        return row_products(by_input, of_x).sqrt_()
 
     def chunk(self) -> int:
         """Examples whose unfolded images and gradients fit the cache."""
@@ -133,7 +155,7 @@ class Convolution(Record):
         work = pixels**2 * self.x.shape[1] + places**2 * (self.shape[0] + 2 * window)
         return work < 0.4 * places * math.prod(self.shape)  # measured: below it the unfolded chunks win
 
-    def squares(self) -> Tensor | None:
+    def squares(self) -> Squares | None:
         if not self.gram_pays():
             return None
         (ph, pw), (sh, sw), (dh, dw) = self.padding, self.stride, self.dilation
@@ -150,7 +172,10 @@ class Convolution(Record):
                 shifted = pixels[:, u, v, u, v]
                 inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
         assert inputs is not None
-        return row_products(inputs.flatten(1), torch.bmm(e.transpose(1, 2), e).flatten(1))
+        places, window = slice(0, h * w), math.prod(self.shape[2:])
+        entries = of_products(self.shape[1], self.dtype) + of_products(window, self.dtype)
+        grams = inputs.view(n, h * w, h * w), torch.bmm(e.transpose(1, 2), e)
+        return of_grams([(places, places, *grams)], (entries, of_products(self.shape[0], self.dtype)))
 
     def with_rows_scaled(self, factors: Tensor) -> "Convolution":
         """The record of the same gradients with a factor for each row."""
@@ -169,6 +194,9 @@ class Convolution(Record):
             *(False, [0] * axes, 1),
         )
         return self.row_products(sums)
+
+    def product_error(self) -> float:
+        return of_products(math.prod(self.shape[1:]), self.dtype)
 
     def products(self, c: Tensor) -> Tensor:
         axes = len(self.stride)

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adamas.engines.records import Record, chunk_length
+from adamas._sums import squared_norms
+from adamas.engines.certificate import Squares, behind_jacobian
+from adamas.engines.records import Record, chunk_length, materialized, terms_of
 from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
@@ -62,21 +64,30 @@ def derived_squares(
     size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
     n = members[0][1][0].n
     step = chunk_length(size)
-    parts = []
+    parts, lengths, lengths_behind = [], [], []
+    around_zero = Geometry(None, geometry.scale) if geometry.center else geometry
+    sums = [_Sums(records) for _, records in members]
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
-        gradients = _pulled_back(
-            [t for t, _ in members], leaves, [_total(records, rows) for _, records in members]
-        )
-        squares = torch.zeros((), dtype=torch.float64)
+        totals = [each.total(rows) for each in sums]
+        lengths.append(torch.stack([squared_norms(total) for total in totals]).sum(0))
+        gradients = _pulled_back([t for t, _ in members], leaves, totals)
+        squares = behind = torch.zeros((), dtype=torch.float64)
         for p, g in zip(leaves, gradients, strict=True):
             k = rows.stop - rows.start
             total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
+            behind = behind + around_zero.squared_norms(p, total)
             for record in direct.get(p, []):
                 total = total + record.materialize(rows)
             squares = squares + geometry.squared_norms(p, total)
         parts.append(squares)
-    return torch.cat(parts)
+        lengths_behind.append(behind)
+    for each in sums:
+        each.mark()
+    result, before = torch.cat(parts), torch.cat(lengths)
+    # The gain of the Jacobian, as far as these examples show it.
+    gain = float((torch.cat(lengths_behind) / before).nan_to_num(0.0, 0.0).amax()) if n else 0.0
+    return behind_jacobian(result, gain * before, leaves[0].dtype)
 
 
 def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]) -> list[Tensor | None]:
@@ -91,8 +102,27 @@ def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]
         ]
 
 
-def _total(records: list[Record], rows: slice) -> Tensor:
-    total = records[0].materialize(rows)
-    for record in records[1:]:
-        total = total + record.materialize(rows)
-    return total
+class _Sums:
+    """The gradients of a derived weight over all its uses; those whose terms cancel are made in float64."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+        self._terms = terms_of(records, 1.0)
+        self._again = torch.zeros(0, dtype=torch.bool) if self._terms is None else self._terms.isnan() & False
+
+    def total(self, rows: slice) -> Tensor:
+        """The gradients of some examples."""
+        total = materialized(self._records, rows)
+        if self._terms is not None:
+            squares = Squares(squared_norms(total), None, self._terms[rows], self._records[0].dtype)
+            again = squares.certified(total[0].numel(), 0.0)[1]
+            if again is not None:
+                self._again[rows] = again
+                wide = [record.wide(again.nonzero().squeeze(1) + rows.start) for record in self._records]
+                total[again] = materialized(wide, slice(None)).to(total.dtype)
+        return total
+
+    def mark(self) -> None:
+        """Marks the examples that were made in float64 for the sum."""
+        for record in self._records:
+            record.retaken = self._again if bool(self._again.any()) else None

@@ -5,7 +5,9 @@ import time
 import torch
 from torch import Tensor
 
+from adamas.engines.certificate import Squares
 from adamas.engines.convolution import Convolution
+from adamas.engines.norms import certified
 from adamas.engines.outer import Outer
 from adamas.engines.records import CHUNKED, Dense, Record, in_memory_like
 from adamas.engines.row_map import RowMap
@@ -80,9 +82,13 @@ def _with_norms(
         record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
     if known:
-        result.whitened = torch.cat(taken)
+        # Where gradients are kept, the norm is that of what is summed, term by term or not.
+        terms = None if keep else record.terms(geometry.scale[w])
+        squares = Squares(torch.cat(taken), None, terms, record.dtype)
+        result.whitened = certified(squares, [result], w, geometry)
     elif row_map is not None:
-        result.whitened = _scaled(row_map.of_rows(torch.cat(taken, 1)), geometry, row_map)
+        terms = None if keep else record.terms(1.0)
+        result.whitened = _scaled(row_map.of_rows(torch.cat(taken, 1), terms), geometry, row_map)
     return result
 
 

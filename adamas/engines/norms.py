@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from adamas._sums import squared_norms
+from adamas.engines.certificate import OF_NORM, Squares, of_products, unit
 from adamas.engines.lookup import Lookup
 from adamas.engines.outer import Outer
-from adamas.engines.records import CANCELLATION, Dense, Record, chunk_length
+from adamas.engines.records import Dense, Record, chunk_length, materialized, terms_of
 from adamas.geometry import Geometry
 
 
@@ -32,56 +33,91 @@ def merged(records: list[Record]) -> list[Record]:
 
 
 def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
-    """`|(G_i - c)/s|^2` of the sum of some records of one weight, float64."""
+    """`|(G_i - c)/s|^2` of the sum of some records of one weight, float64: not below the true ones."""
+    if len(records) == 1 and records[0].whitened is not None:
+        return records[0].whitened
+    squares = _closed_form(records, p, geometry)
+    if squares is None:
+        values = _direct(records, p, geometry, slice(None))
+        squares = Squares(values, None, terms_of(records, geometry.scale[p]), records[0].dtype)
+    return certified(squares, records, p, geometry)
+
+
+def certified(squares: Squares, records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
+    """Adds what rounding may have taken; who has lost too much is taken again, and marked for the sum."""
+    high, again = squares.certified(p.numel())
+    for record in records:
+        record.retaken = again
+    if again is not None:
+        rows = again.nonzero().squeeze(1)
+        high[rows] = _retaken(records, p, geometry, rows)
+    return high
+
+
+def _retaken(records: list[Record], p: Tensor, geometry: Geometry, rows: Tensor) -> Tensor:
+    """The same for some examples, directly and in float64."""
+    parts = []
+    for chunk in torch.split(rows, chunk_length(p.numel())):
+        wide = [record.wide(chunk) for record in records]
+        sparse = isinstance(wide[0], Lookup) and geometry.center_of(p) is None
+        squares = _closed_form(wide, p, geometry) if sparse else None
+        if squares is None:
+            values = _direct(wide, p, geometry, slice(None))
+            terms = terms_of(wide, geometry.scale[p])
+            squares = Squares(values, OF_NORM * unit(values.dtype) * values, terms, values.dtype)
+        parts.append(squares.certified(p.numel())[0])
+    return torch.cat(parts)
+
+
+def _closed_form(records: list[Record], p: Tensor, geometry: Geometry) -> Squares | None:
+    """The norms by formulas that need no gradients, where there are such formulas."""
     s, c = geometry.scale[p], geometry.center_of(p)
     full = isinstance(s, Tensor) and s.dim() > 0
     center = None if c is None else torch.as_tensor(c, dtype=p.dtype, device=p.device).expand_as(p)
-    total: Tensor | None = None
-    if len(records) == 1 and records[0].whitened is not None:
-        return records[0].whitened
+    if len(records) > 1:
+        return _tied_squares(records, float(s)) if not full and center is None else None
+    (record,) = records
     constant = None if center is None else geometry.center_square(p)
-    if len(records) == 1:
-        (record,) = records
-        if full:
-            assert isinstance(s, Tensor)
-            total = record.scaled_squares(center, s, constant)
-        else:
-            total = _expanded(record, center, float(s), constant)
-    elif not full and center is None:
-        total = _tied_squares(records, float(s))
-    if total is None:
-        return _direct(records, p, geometry, slice(None))
-    if constant is not None:
-        near = total < CANCELLATION * constant
-        if near.any():
-            total[near] = _direct(records, p, geometry, near.nonzero().squeeze(1))
-    return total
+    if full:
+        assert isinstance(s, Tensor)
+        return record.scaled_squares(center, s, constant)
+    return _expanded(record, center, float(s), constant)
 
 
-def _expanded(record: Record, center: Tensor | None, s: float, constant: float | None) -> Tensor | None:
+def _expanded(record: Record, center: Tensor | None, s: float, constant: float | None) -> Squares | None:
     """`(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` where the record has formulas for its parts."""
     squares = record.squares()
     if squares is None or center is None or constant is None:
-        return squares if squares is None or s == 1.0 else squares / s / s
-    products = record.products(center)
-    return None if products is None else (squares - 2 * products) / s / s + constant
+        return None if squares is None else squares.scaled(s)
+    products = record.products(center.to(record.dtype))
+    if products is None:
+        return None
+    return squares.scaled(s).around(products, constant, record.product_error(), s)
 
 
-def _tied_squares(records: list[Record], s: float) -> Tensor | None:
+def _tied_squares(records: list[Record], s: float) -> Squares | None:
     """A tied embedding and output layer: both squares and twice their product, without V x d matrices."""
     if len(records) != 2:
         return None
     head, table = records
     if not isinstance(head, Outer) or not isinstance(table, Lookup) or head.transposed:
         return None
-    first = head.squares()
+    own = OF_NORM * unit(head.dtype)
+    first, second = head.squares(), table.squares()
     if first is None:
-        first = _chunked_squares(head)
-    cross = torch.empty(head.n, dtype=torch.float64, device=head.a.device)
+        first = Squares(_chunked_squares(head), None, head.terms(1.0), head.dtype)
+    cross, size = torch.empty((2, head.n), dtype=torch.float64, device=head.a.device)
+    of_a, of_e = (torch.linalg.vector_norm(t, dim=2) for t in (head.a, table.e))
     for i in range(head.n):
         # sum_{t,u} <table.e_t, head.a_u> head.e_u[index_t]
-        cross[i] = ((head.a[i] @ table.e[i].t()) * head.e[i][:, table.indices[i]]).double().sum()
-    return (first + table.squares() + 2 * cross) / s / s
+        picked = head.e[i][:, table.indices[i]]
+        cross[i] = ((head.a[i] @ table.e[i].t()) * picked).double().sum()
+        size[i] = of_a[i] @ picked.abs() @ of_e[i]
+    errors = own * (first.values + second.values) + 2 * of_products(table.e.shape[2], head.dtype) * size
+    if first.errors is not None:
+        errors = errors + first.errors
+    terms = terms_of(records, 1.0)
+    return Squares(first.values + second.values + 2 * cross, errors, terms, head.dtype).scaled(s)
 
 
 def _chunked_squares(record: Record) -> Tensor:
@@ -102,8 +138,5 @@ def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | 
         chunk: slice | Tensor = index[start : start + step]
         if isinstance(rows, slice):
             chunk = slice(start, start + step)
-        gradient = records[0].materialize(chunk)
-        for record in records[1:]:
-            gradient = gradient + record.materialize(chunk)
-        parts.append(geometry.squared_norms(p, gradient))
+        parts.append(geometry.squared_norms(p, materialized(records, chunk)))
     return torch.cat(parts)

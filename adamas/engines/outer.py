@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from adamas._sums import row_products, squared_norms
+from adamas.engines.certificate import LEFT, Squares, of_products
+from adamas.engines.gram import of_blocks
 from adamas.engines.records import CHUNKED, Dense, Record, chunk_length
+from adamas.geometry import Value
 
 
 class Outer(Record):
@@ -75,13 +78,39 @@ class Outer(Record):
         return self.e.dtype
 
     def kept(self, rows: Tensor) -> "Outer":
-        return Outer(self.a[rows], self.e[rows], self.transposed)
+        return self.marked(Outer(self.a[rows], self.e[rows], self.transposed), rows)
 
-    def squares(self) -> Tensor | None:
+    def wide(self, rows: Tensor) -> "Outer":
+        return Outer(self.a[rows].double(), self.e[rows].double(), self.transposed)
+
+    def terms(self, s: Value) -> Tensor | None:
         if self.places == 1:
-            of_e = squared_norms(self.e) if self.bias is None else self.bias.squares()
-            return squared_norms(self.a) * of_e
-        return _gram_product(self.a, self.e) if self.gram_pays() else None
+            return None
+        if not isinstance(s, Tensor) or not s.dim():
+            return (squared_norms(self.a) * squared_norms(self.e)).sqrt_() / float(s)
+        # sum_t |e_tr a_tc| <= |e_r| |a_c| over the places, for each coordinate.
+        of_a, of_e = (torch.linalg.vector_norm(t, dim=1).square_() for t in (self.a, self.e))
+        return self._weighted(of_e, of_a, s.pow(-2)).sqrt_()
+
+    def _weighted(self, e: Tensor, a: Tensor, matrix: Tensor) -> Tensor:
+        """`sum_rc e_r a_c matrix_rc` for each row of the two."""
+        return row_products(e @ (matrix.t() if self.transposed else matrix).to(e.dtype), a)
+
+    def squares(self) -> Squares | None:
+        if self.places == 1:
+            of_e = squared_norms(self.e) if self.bias is None else self.bias.squares().values
+            return Squares(squared_norms(self.a) * of_e, None, None, self.dtype)
+        return self._of_grams() if self.gram_pays() else None
+
+    def _of_grams(self) -> Squares:
+        """`<a a^T, e e^T>`, which is `|sum_t e_t a_t^T|^2`."""
+
+        def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            a, e = (torch.bmm(t[:, rows], t[:, columns].transpose(1, 2)) for t in (self.a, self.e))
+            return a, e
+
+        errors = [of_products(t.shape[2], self.dtype) for t in (self.a, self.e)]
+        return of_blocks(block, self.places, (errors[0], errors[1]))
 
     def products(self, c: Tensor) -> Tensor:
         matrix = c if not self.transposed else c.t()
@@ -99,26 +128,16 @@ class Outer(Record):
         """The sum over each row of the gradients: `(n, d)`, float64."""
         return self.row_products(self.a.sum(2, keepdim=True))
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor | None:
+    def product_error(self) -> float:
+        return of_products(self.e.shape[2], self.dtype)
+
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Squares | None:
         if self.places != 1:
             return None
         a, e = self.a[:, 0], self.e[:, 0]
-        matrix = s.pow(-2)
-        total = row_products(e.square() @ (matrix.t() if self.transposed else matrix), a.square())
-        if c is not None and constant is not None:
-            matrix.mul_(c)
-            total -= 2 * row_products(e @ (matrix.t() if self.transposed else matrix), a)
-            total += constant
-        return total
-
-
-def _gram_product(a: Tensor, e: Tensor) -> Tensor:
-    """`<a a^T, e e^T>` per example, which is `|sum_t e_t a_t^T|^2`; symmetric, so 3/4 of it is enough."""
-    half = a.shape[1] // 2
-    if a.shape[1] < 64 or a.shape[1] % 2:
-        return row_products(torch.bmm(a, a.transpose(1, 2)), torch.bmm(e, e.transpose(1, 2)))
-    a1, a2, e1, e2 = a[:, :half], a[:, half:], e[:, :half], e[:, half:]
-    total = torch.zeros(a.shape[0], dtype=torch.float64, device=a.device)
-    for u, v, f, g, times in ((a1, a1, e1, e1, 1), (a1, a2, e1, e2, 2), (a2, a2, e2, e2, 1)):
-        total += times * row_products(torch.bmm(u, v.transpose(1, 2)), torch.bmm(f, g.transpose(1, 2)))
-    return total
+        matrix, error = s.pow(-2), self.product_error()
+        values = self._weighted(e.square(), a.square(), matrix)
+        if c is None or constant is None:  # nothing cancels
+            return Squares(values.mul_(1 + max(0.0, error - LEFT)), None, None, self.dtype)
+        squares = Squares(values, error * values, None, self.dtype)
+        return squares.around(self._weighted(e, a, matrix.mul_(c)), constant, error, 1.0)

@@ -2,19 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from adamas._sums import memory_order, squared_norms
+from adamas.engines.certificate import OF_NORM, Squares, unit
 from adamas.geometry import Geometry, Value
 
 # Numbers that a chunk of per-example gradients or of unfolded images may hold: 2 MB of float32 stay in
 # the cache between the product that makes them and the norm that reads them.
 CHUNK = 1 << 19
-
-# |g - c|^2 by expansion loses digits when g is near c. Below this share of |c|^2 it is done anew, directly.
-CANCELLATION = 1e-2
 
 
 def chunk_length(size: int) -> int:
@@ -23,6 +22,8 @@ def chunk_length(size: int) -> int:
 
 
 CHUNKED = "per-example gradients in chunks"
+
+R = TypeVar("R", bound="Record")
 
 
 class Record(ABC):
@@ -34,6 +35,7 @@ class Record(ABC):
             those of the parameter's gradients.
         function: The function that used the weight.
         seconds: Time that was spent on the way.
+        retaken: Examples whose terms cancel by so much that norm and sum take them in float64; None for none.
         most_kept: Per-example gradients that are made for their norms are kept for the sum while they take at
             most this many times the memory of what the record holds; else the sum takes another product.
     """
@@ -42,6 +44,7 @@ class Record(ABC):
     whitened: Tensor | None = None
     function: str = ""
     seconds: float = 0.0
+    retaken: Tensor | None = None
     most_kept: int = 1
 
     @abstractmethod
@@ -72,15 +75,35 @@ class Record(ABC):
     def kept(self, rows: Tensor) -> "Record":
         """The record of some examples only."""
 
-    def squares(self) -> Tensor | None:
-        """`|G_i|^2` in float64, or None where materializing is as good."""
+    def marked(self, part: R, rows: Tensor) -> R:
+        """The record of some examples, who are retaken if they are here."""
+        part.retaken = None if self.retaken is None else self.retaken[rows]
+        return part
+
+    def wide(self, rows: Tensor) -> "Record":
+        """The record of some examples in float64, where it has such a form."""
+        return self.kept(rows)
+
+    def terms(self, s: Value) -> Tensor | None:
+        """A bound on the sum of the lengths of the terms `G_i` is made of, divided by a scale.
+
+        None if there is one term, or if their sum is in hand.
+        """
+        return None
+
+    def squares(self) -> Squares | None:
+        """`|G_i|^2`, or None where materializing is as good."""
         return None
 
     def products(self, c: Tensor) -> Tensor | None:
         """`<G_i, c>` in float64, or None where materializing is as good."""
         return None
 
-    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Tensor | None:
+    def product_error(self) -> float:
+        """A bound on the rounding error of `products`, in units of the lengths."""
+        return OF_NORM * unit(self.dtype)
+
+    def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Squares | None:
         """`|(G_i - c)/s|^2` for a scale per coordinate, or None where materializing is as good.
 
         Args:
@@ -119,10 +142,13 @@ class Dense(Record):
     def kept(self, rows: Tensor) -> "Dense":
         return Dense(self.gradients[rows])
 
-    def squares(self) -> Tensor:
+    def wide(self, rows: Tensor) -> "Dense":
+        return Dense(self.gradients[rows].double())
+
+    def squares(self) -> Squares:
         if self._squares is None:
             self._squares = squared_norms(self.gradients)
-        return self._squares
+        return Squares(self._squares, None, None, self.dtype)
 
     def formula(self, per_coordinate: bool) -> str:
         return self._formula
@@ -131,16 +157,39 @@ class Dense(Record):
         return (self.gradients,)
 
 
+def materialized(records: list[Record], rows: slice | Tensor) -> Tensor:
+    """The gradients of some examples over several uses of a weight, `(k, *shape)`."""
+    total = records[0].materialize(rows)
+    for record in records[1:]:
+        total = total + record.materialize(rows)
+    return total
+
+
+def terms_of(records: list[Record], s: Value) -> Tensor | None:
+    """What the terms of several records come to; see `Record.terms`."""
+    each = [terms for terms in (record.terms(s) for record in records) if terms is not None]
+    return torch.stack(each).sum(0) if each else None
+
+
 def add_weighted_sum(records: list[Record], weights: Tensor, out: Tensor, *, fresh: bool) -> None:
     """Adds `sum_i weights[i] G_i` over some records of one weight to `out`, or overwrites it if `fresh`."""
     for record in records:
-        if record.dtype == out.dtype:
-            record.add_weighted_sum(weights.to(out.dtype), out, fresh)
-        else:
-            part = torch.empty_like(out, dtype=record.dtype)
-            record.add_weighted_sum(weights.to(part.dtype), part, True)
-            out.copy_(part) if fresh else out.add_(part)
+        rest = weights if record.retaken is None else weights.masked_fill(record.retaken, 0)
+        _add(record, rest, out, fresh)
         fresh = False
+        if record.retaken is not None:
+            size = sum(t.numel() for t in record.tensors()) // max(1, record.n)
+            for rows in torch.split(record.retaken.nonzero().squeeze(1), chunk_length(size)):
+                _add(record.wide(rows), weights[rows], out, False)
+
+
+def _add(record: Record, weights: Tensor, out: Tensor, fresh: bool) -> None:
+    if record.dtype == out.dtype:
+        record.add_weighted_sum(weights.to(out.dtype), out, fresh)
+    else:
+        part = torch.empty_like(out, dtype=record.dtype)
+        record.add_weighted_sum(weights.to(part.dtype), part, True)
+        out.copy_(part) if fresh else out.add_(part)
 
 
 def in_memory_like(gradients: Tensor, p: Tensor, geometry: Geometry) -> Geometry:

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from adamas._sums import memory_order, row_sums
+from adamas.engines.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.convolution import Convolution
 from adamas.engines.derived import leaves_of
 from adamas.engines.outer import Outer
-from adamas.engines.records import CANCELLATION
+
+# Where the form leaves less of `alpha^2 |G|^2`, the three factors are not known well enough.
+_CANCELLATION = 1e-2
 
 
 class RowMap:
@@ -35,6 +38,9 @@ class RowMap:
         self.alpha, self.one, self.own = alpha, one, own
         self._length = torch.linalg.vector_norm(weight.flatten(1), dim=1).double()
         self._width = leaf.shape[1:].numel()
+        # How much more of one direction than of the others there is in a product, at most.
+        largest = torch.stack([alpha, one, own]).abs().amax(0) / alpha.abs()
+        self._gain = float(largest.square().nan_to_num(1.0).max())
         self._keeps_mean = torch.equal(one, alpha)  # as the rest: no sums are needed
         self._in_order: Tensor | None = None  # the weight, in memory as gradients in hand are
 
@@ -75,14 +81,17 @@ class RowMap:
         flat = gradients.permute(0, *order).reshape(k * height, self._width)
         return row_sums(flat, self._in_order).view(3, k, height)
 
-    def of_rows(self, sums: Tensor) -> Tensor | None:
-        """`|J^T G_i|^2` in float64, or None where the form would lose digits.
+    def of_rows(self, sums: Tensor, terms: Tensor | None) -> Tensor | None:
+        """`|J^T G_i|^2` in float64, not below the true ones, or None where the form would lose digits.
 
         Args:
             sums: `|G|^2`, `t . G` and the sum for each row of each example's gradient, `(3, n, rows)`.
+            terms: See `Squares`, of the gradients.
         """
         squares, along, total = sums
-        return self._combined(squares @ self.alpha.square(), along, None if self._keeps_mean else total)
+        terms = None if terms is None else terms * float(self.alpha.abs().max())
+        scaled = Squares(squares @ self.alpha.square(), None, terms, self._weight.dtype)
+        return self._combined(scaled, along, None if self._keeps_mean else total)
 
     def of_record(self, record: Outer | Convolution, output: Tensor) -> Tensor | None:
         """The same of a record whose squares have a cheap form.
@@ -98,13 +107,22 @@ class RowMap:
         sums = None if self._keeps_mean else record.row_sums()
         return self._combined(squares, record.row_products(output), sums)
 
-    def _combined(self, total: Tensor, along: Tensor, sums: Tensor | None) -> Tensor | None:
+    def _combined(self, squares: Squares, along: Tensor, sums: Tensor | None) -> Tensor | None:
         """The norms, from `alpha^2 |G|^2` over all rows, and `t . G` and the sum of each row."""
-        others = self.alpha.square()
-        result = total + (along / self._length).square() @ (self.own.square() - others)
+        others, total = self.alpha.square(), squares.values
+        before = total * self._gain
+        errors, terms = OF_NORM * unit(squares.dtype) * before, squares.terms
+        values = total + (along / self._length).square() @ (self.own.square() - others)
         if sums is not None:
-            result += sums.square() @ (self.one.square() - others) / self._width
-        return None if (result < CANCELLATION * total).any() else result
+            values += sums.square() @ (self.one.square() - others) / self._width
+        if squares.errors is not None:
+            errors = errors + squares.errors
+        terms = None if terms is None else terms * math.sqrt(self._gain)
+        bounded = Squares(values, errors, terms, squares.dtype)
+        result, again = bounded.certified(self._weight.numel(), 0.0)
+        if again is not None or bool((values < _CANCELLATION * total).any()):
+            return None
+        return behind_jacobian(result, before, squares.dtype)
 
 
 class _Rows:
