@@ -35,8 +35,8 @@ def check_collate(loader: Loader, indices: Sequence[int]) -> None:
     """Raises if the loader's collate_fn mixes or repeats examples.
 
     Each row of a batch must be what collate_fn makes of its example alone, but for padding by one value at
-    the ends of axes, or at their starts. A collate_fn that is random for one example alone cannot be compared,
-    and is accepted.
+    the ends of axes, or at their starts. A collate_fn that is random for one example alone is accepted: it
+    cannot be compared.
 
     Args:
         loader: The loader of a run.

@@ -620,7 +620,7 @@ CONTAINERS = {
     "nested tuple": (lambda x, f: ((x,), [f]), lambda b: (b[0][0], b[1][0])),
     "namedtuple": (lambda x, f: Pair(x, f), lambda b: (b.x, b.factor)),
     "dict of namedtuple": (lambda x, f: {"pair": Pair(x, [f])}, lambda b: (b["pair"].x, b["pair"].factor[0])),
-    "with a constant": (lambda x, f: {"x": x, "factor": f, "scale": 1.0}, lambda b: (b["x"], b["factor"])),
+    "with None": (lambda x, f: {"x": x, "factor": f, "scale": None}, lambda b: (b["x"], b["factor"])),
 }
 
 
