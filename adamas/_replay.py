@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adamas._streams import global_randomness
 from adamas.engines import trainable_parameters
 from adamas.geometry import Geometry
 from adamas.loading import Batch
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient
 from adamas.rules.base import Rule
-from adamas.run import PrivateRun, model_randomness
+from adamas.run import PrivateRun
 from adamas.sampling import Draw
 
 MakeRun = Callable[[], PrivateRun]
@@ -30,6 +31,9 @@ class Silent(GaussianNoise):
     def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Adds nothing."""
         return out
+
+    def skip(self) -> None:
+        """Counts nothing: a rank that does not draw stays where the one is that does."""
 
 
 def fresh_run(make_run: MakeRun) -> PrivateRun:
@@ -56,9 +60,11 @@ def run_geometry(run: PrivateRun) -> Geometry:
 
 
 def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> PrivateGradient:
-    """The run's own release on these examples, the last of which may be padding."""
-    draw = Draw(np.asarray(indices, dtype=np.int64), padding)
-    return run.privatize(Batch(step, draw, run.loader, None))
+    """The run's own release on these examples, the last of which may be padding; ranks share them out."""
+    draw, loader = Draw(np.asarray(indices, dtype=np.int64), padding), run.loader
+    if loader.world_size > 1:
+        draw = draw.dealt(loader.rank, loader.world_size)
+    return run.privatize(Batch(step, draw, loader, None))
 
 
 def whitened_sums(run: PrivateRun, release: PrivateGradient, geometry: Geometry) -> dict[Tensor, Tensor]:
@@ -77,10 +83,10 @@ def joined(sums: dict[Tensor, Tensor]) -> Tensor:
     return torch.cat([value.cpu() for value in sums.values()])
 
 
-def examples_of(run: PrivateRun, indices: Sequence[int], *, step: int = 0) -> Any:
-    """These examples as a batch, as the run loads them, with the random values of a step."""
+def examples_of(run: PrivateRun, indices: Sequence[int], *, state: int = 0) -> Any:
+    """These examples as a batch, as the run loads them, in one of many random states."""
     rows = np.asarray(indices, dtype=np.int64)
-    with model_randomness(run.noise.seed, step):
+    with global_randomness(state):
         return run.loader.check(run.loader.fetch(rows), rows)
 
 

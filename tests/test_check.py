@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 import adamas
 import adamas.privatize
 from adamas import rules
+from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
 from adamas.check import CHECKS, FAIL, NOT_APPLICABLE, PASS, check
 from adamas.check.base import Replay
 from adamas.cli import main
@@ -509,6 +510,23 @@ def test_the_command_shows_a_bar_if_asked(capsys, folder):
     code, _, error = call(capsys, "check", "module_of_the_check:make_run", "--progress", "--examples", "2")
     assert code == 0
     assert "checks" in error
+
+
+def test_a_replay_is_shared_out_to_ranks_and_leaves_the_noise_where_it_is():
+    run = maker(seed=1)()
+    noise, run.noise = run.noise, Silent(run.noise.seed)
+
+    def released():
+        return joined(whitened_sums(run, release_of(run, range(7), 0), run_geometry(run)))
+
+    whole, run.loader.world_size = released(), 2
+    shares = []
+    for run.loader.rank in range(2):
+        shares.append(released())
+        run.noise.skip()
+    assert torch.allclose(shares[0] + shares[1], whole)
+    assert not torch.allclose(shares[0], whole)
+    assert run.noise.draws == noise.draws == 0
 
 
 @pytest.mark.parametrize(("streams", "verdict"), [("same", PASS), ("different", FAIL)])

@@ -254,6 +254,17 @@ def an_epoch_with_a_batch_twice():
     return run
 
 
+def workers_that_load_others():
+    run = made(num_workers=1)
+    original = run.loader._prefetch
+
+    def prefetch(first, end):
+        return ([(data[0] + 1) % N] for data in original(first, end))
+
+    run.loader._prefetch = prefetch
+    return run
+
+
 DRAWN = {
     "fixed-size batches as Poisson": (of_indices(fixed_size), [SIZES]),
     "shuffled batches as Poisson": (of_indices(shuffled), [SIZES, ANEW]),
@@ -270,8 +281,13 @@ DRAWN = {
     "micro-batches that overlap": (overlapping_micro_batches, [RATE]),
     "padding that counts": (padding_that_counts, [RATE]),
     "truncated batches at a rate 5% too high": (a_higher_rate_of_truncated_batches, [RATE]),
+    "workers that load other examples": (workers_that_load_others, [RATE]),
     "an epoch with a batch twice": (an_epoch_with_a_batch_twice, [RATE]),
 }
+
+
+def test_workers_that_load_what_was_drawn_pass(monkeypatch):
+    assert rows_of(monkeypatch, lambda: made(num_workers=1), RATE)[RATE].verdict == PASS
 
 
 @pytest.mark.parametrize("kind", DRAWN)

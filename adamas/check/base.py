@@ -1,5 +1,6 @@
 """What the checks share: a row of the table, and the runs on which it is replayed."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -125,18 +126,17 @@ class Replay:
     @cached_property
     def collates_at_random(self) -> bool:
         """Whether collate_fn draws random values."""
-        batches = [examples_of(self.still, self.batch.together, step=step) for step in range(4)]
+        batches = [examples_of(self.still, self.batch.together, state=state) for state in range(4)]
         first, *others = ([x for _, x in named_tensors(batch)] for batch in batches)
         return not all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
-
-def in_time(items: Iterable[T]) -> Iterator[T]:
-    """Goes on until the time for them is over, but not before the second one."""
-    end = time.monotonic() + _SECONDS
-    for count, item in enumerate(items):
-        if count >= _LEAST_LOOKS and time.monotonic() > end:
-            return
-        yield item
+    def in_time(self, items: Iterable[T]) -> Iterator[T]:
+        """Goes on until the time for them is over, but not before the second one; ranks go on together."""
+        end = time.monotonic() + _SECONDS if self.still.ranks is None else math.inf
+        for count, item in enumerate(items):
+            if count >= _LEAST_LOOKS and time.monotonic() > end:
+                return
+            yield item
 
 
 class _Kept(Dataset[Any]):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adamas._nests import map_tensors
 from adamas._replay import examples_of, run_geometry
-from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay, in_time
+from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import agree, distance, gradients, length, losses, tolerance
 from adamas.engines import ENGINES
 from adamas.run import PrivateRun, model_randomness
@@ -25,7 +25,7 @@ def mixed_examples(replay: Replay) -> Outcome:
         return NOT_APPLICABLE, "the data set has one example, or micro_batch_size is 1"
     for run in (replay.still, replay.later):
         data, found = examples_of(run, replay.batch.together), []
-        for i in in_time(replay.batch.chosen):
+        for i in replay.in_time(replay.batch.chosen):
             others = [(j // 2 * 2 + count // 2) % count for j in range(count)]  # every other one, and twice
             others[i] = i
             batches = [(data, i), (_rows(data, others), i)]
@@ -109,7 +109,7 @@ def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | Non
             agree(losses(run, data, step=0), losses(run, data, step=step)) for step in range(1, 5)
         ):
             return None
-        alone = {i: gradients(run, _rows(data, [i]), 0) for i in in_time(chosen)}
+        alone = {i: gradients(run, _rows(data, [i]), 0) for i in replay.in_time(chosen)}
         geometry, apart = run_geometry(run), 0.0
         whitened = {
             i: {p: geometry.whiten(p, g.double()) for p, g in gradient.items()}

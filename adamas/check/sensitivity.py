@@ -12,7 +12,8 @@ from torch.utils.data import default_collate
 
 from adamas._nests import map_tensors
 from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
-from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay, in_time
+from adamas._streams import global_randomness
+from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
 from adamas.engines import Loss
 from adamas.loading import Loader, dataset_length
@@ -34,7 +35,7 @@ def sensitivity(replay: Replay) -> Outcome:
         with _without_noise(run):
             for factor in (1.0, _AMPLIFIED):
                 run.loss = _times(loss, factor)
-                moves = list(in_time(_moves(run, replay, removed)))
+                moves = list(replay.in_time(_moves(run, replay, removed)))
                 run.loss = loss
                 looked = len(moves)
                 moved, others = (max(_or_infinite(values)) for values in zip(*moves, strict=True))
@@ -56,7 +57,7 @@ def large_example(replay: Replay) -> Outcome:
     with _without_noise(run):
         without = _sum(run, indices, padding=1)
         for factor, level in [(factor, 0.0) for factor in _LEVELS] + [(1.0, level) for level in _LEVELS]:
-            with _changed(run, factor, level) as changed:
+            with _changed(run, len(indices), factor, level) as changed:
                 value = float((_sum(run, indices) - without).norm())
             moved[f"times {factor:g} plus {level:g}"] = value if math.isfinite(value) else math.inf
             if not changed.reached:
@@ -92,7 +93,7 @@ def nan_example(replay: Replay) -> Outcome:
     with _without_noise(run):
         without = _sum(run, indices, padding=1)
         for value in (math.nan, math.inf):
-            with _changed(run, value, 0.0) as poisoned:
+            with _changed(run, len(indices), value, 0.0) as poisoned:
                 changed = _sum(run, indices)
             if not changed.isfinite().all():
                 return FAIL, f"an example with the value {value} makes the release not finite"
@@ -126,8 +127,9 @@ def _moves(run: PrivateRun, replay: Replay, removed: bool) -> Iterator[tuple[flo
 
 
 def _sum(run: PrivateRun, indices: Sequence[int], padding: int = 0) -> Tensor:
-    # One step for all: it says which random values the model draws.
-    release = release_of(run, indices, max(0, run.steps_done - 1), padding)
+    # One step for all, which says what random values the model draws; collate_fn may draw by others.
+    with global_randomness(0):
+        release = release_of(run, indices, max(0, run.steps_done - 1), padding)
     return joined(whitened_sums(run, release, run_geometry(run)))
 
 
@@ -166,10 +168,13 @@ def _without_noise(run: PrivateRun) -> Iterator[None]:
 
 
 @contextmanager
-def _changed(run: PrivateRun, factor: float, level: float) -> Iterator["_LastChanged"]:
-    """Multiplies the numbers of each batch's last example by a factor, and adds a level."""
+def _changed(run: PrivateRun, count: int, factor: float, level: float) -> Iterator["_LastChanged"]:
+    """Multiplies the numbers of the last example of a batch of so many by a factor, and adds a level."""
     loader, loss = run.loader, run.loss
-    changed = _LastChanged(loader, factor, level)
+    if (count - 1) % loader.world_size == loader.rank:
+        changed = _LastChanged(loader, factor, level)
+    else:  # another rank has it
+        changed = _LastChanged(loader, 1.0, 0.0)
     run.loader, run.loss = changed.loader(), _with_factors(loss)
     try:
         yield changed
