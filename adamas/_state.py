@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from operator import is_
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _ITEMS, _DEPTH = 1000, 4
 _TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 _MACHINERY = frozenset(nn.Module().__dict__.keys() - {"training"})
 _CONTAINERS = (list, tuple, deque, dict)
+_NO_OBJECTS = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType)
 _HARMLESS = {bool, int, str, type(None)}
 _NUMBERS = (float, complex, np.floating)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -97,13 +99,13 @@ class Snapshot:
     """The state of a model at one moment, to compare with and to go back to.
 
     Seen are parameters, buffers and submodules, and what modules have as plain attributes: tensors, arrays,
-    numbers with a fraction, and lists, tuples and mappings of these, one level deep; the extra state of
-    modules that have some. A tensor is compared by identity, by its place in memory, by torch's count of
+    numbers with a fraction, and lists, tuples, mappings and objects of these, one level deep; the extra state
+    of modules that have some. A tensor is compared by identity, by its place in memory, by torch's count of
     changes in place, and by its values: all of them up to 16,384, and 256 of a longer one, other ones at each
     `turn`.
 
     Not seen are a write through `.data` into few values of a longer tensor, until a turn meets one of them,
-    and state outside of modules: global variables, and objects that a module refers to. Integers, flags and
+    and state elsewhere: global variables, attributes of classes, objects deeper inside. Integers, flags and
     strings may change, as in a forward that counts its calls, and so may a weight that torch's hooks
     `weight_norm`, `spectral_norm` or `prune` make anew before each forward.
 
@@ -119,9 +121,12 @@ class Snapshot:
         self._whole = whole
         self._holders: list[_Holder] = []
         self._extra: list[tuple[str, nn.Module, Any]] = []
+        self._known: set[int] = set()  # containers and objects that several modules refer to
         found: dict[Tensor, tuple[str, str]] = {}
         for path, module in _modules(model, loss):
             self._add(path, module, found)
+        for name, value in (("loss", loss), ("loss.__self__", getattr(loss, "__self__", None))):
+            self._add_attribute(name, value, found)
         self._tensors = [_Kept(t, kind, path, whole) for t, (kind, path) in found.items()]
         for kept in self._tensors:
             kept.renew(turn)
@@ -175,18 +180,25 @@ class Snapshot:
                 hidden = hidden | {str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))}
         self._holders.append(_Holder("attribute", path, own, hidden))
         for name, value in own.items():
-            if type(value) in _HARMLESS or name in hidden:
-                continue
-            if isinstance(value, _CONTAINERS):
-                self._holders.append(_Holder("attribute", path + name, value, brackets=True))
-                for key, item in _items(value):
-                    if (tensor := _as_tensor(item)) is not None:
-                        found.setdefault(tensor, ("attribute", f"{path}{name}[{key!r}]"))
-            elif (tensor := _as_tensor(value)) is not None:
-                found.setdefault(tensor, ("attribute", path + name))
+            if type(value) not in _HARMLESS and name not in hidden:
+                self._add_attribute(path + name, value, found)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             name = path.removesuffix(".") or type(module).__name__
             self._extra.append((name, module, _copied(module.get_extra_state())))
+
+    def _add_attribute(self, path: str, value: Any, found: dict[Tensor, tuple[str, str]]) -> None:
+        if (tensor := _as_tensor(value)) is not None:
+            found.setdefault(tensor, ("attribute", path))
+            return
+        brackets = isinstance(value, _CONTAINERS)
+        if (brackets or _is_object(value)) and id(value) not in self._known:
+            self._known.add(id(value))
+            inside = value if brackets else vars(value)
+            holder = _Holder("attribute", path if brackets else f"{path}.", inside, brackets=brackets)
+            self._holders.append(holder)
+            for key, item in _items(inside):
+                if (tensor := _as_tensor(item)) is not None:
+                    found.setdefault(tensor, ("attribute", holder.name_of(key)))
 
 
 class _Holder:
@@ -206,23 +218,27 @@ class _Holder:
         self.kind, self._path, self._holder = kind, path, holder
         self._hidden, self._brackets = hidden, brackets
         self._length = len(holder)
-        self._values = dict(_items(holder)) if holder else {}
+        self._values = {key: value for key, value in _items(holder) if key not in hidden} if holder else {}
 
     def name_of(self, key: Any) -> str:
         """The expression that reaches an item."""
         return f"{self._path}[{key!r}]" if self._brackets else f"{self._path}{key}"
 
     def is_same(self) -> bool:
-        """Whether it holds the same objects in the same order."""
-        holder = self._holder
+        """Whether it holds the same objects."""
+        holder, values = self._holder, self._values
         if len(holder) != self._length or not self._length:
             return len(holder) == self._length
-        now: Iterable[Any] = holder.values() if isinstance(holder, dict) else holder
-        return all(map(is_, self._values.values(), now))
+        try:
+            return all(map(is_, values.values(), map(holder.__getitem__, values)))
+        except KeyError:
+            return False
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """Key, old and new object where they are not the same."""
         values, items = self._values, dict(_items(self._holder))
+        if len(self._holder) > max(self._length, _ITEMS):  # what was added to a long one
+            items[len(self._holder) - 1] = next(reversed(_values(self._holder)))
         for key in [*values, *(key for key in items if key not in values)]:
             old, new = values.get(key, _MISSING), items.get(key, _MISSING)
             if old is not new and key not in self._hidden:
@@ -234,7 +250,7 @@ class _Holder:
         if isinstance(self._holder, dict):
             for key, old in changed:
                 if old is _MISSING:
-                    del self._holder[key]
+                    self._holder.pop(key, None)
                 else:
                     self._holder[key] = old
         elif changed and self._length <= _ITEMS:
@@ -261,13 +277,13 @@ class _Kept:
             self._step = 0 if self._bits is None or tensor.numel() <= most else len(self._bits) // _SAMPLE
         self._part: Tensor | None = None
         self._copy: Tensor | None = None
-        self._version = tensor._version
+        self._version = _version(tensor)
 
     def renew(self, turn: int) -> bool:
         """Takes the values of this moment; False if the tensor has other memory than before."""
         if self._is_elsewhere():
             return False
-        self._version = self._tensor._version
+        self._version = _version(self._tensor)
         if self._bits is not None:
             self._part = self._bits[7919 * turn % self._step :: self._step] if self._step else self._bits
             self._copy = self._part.clone()
@@ -278,8 +294,8 @@ class _Kept:
         if self._is_elsewhere():
             return True
         if self._part is None or self._copy is None:
-            return self._tensor._version != self._version
-        if self._step and self._tensor._version != self._version:
+            return _version(self._tensor) != self._version
+        if self._step and _version(self._tensor) != self._version:
             return True
         return not torch.equal(self._part, self._copy)
 
@@ -328,10 +344,19 @@ def _bits(data: Tensor) -> Tensor | None:
     return flat.view(_SAME_SIZE[flat.element_size()])
 
 
+def _version(tensor: Tensor) -> int:
+    """Torch's count of the changes in place; tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
     """The first items of a mapping or list with their keys."""
     items = holder.items() if isinstance(holder, dict) else enumerate(holder)
     return islice(items, _ITEMS)
+
+
+def _values(holder: Any) -> Any:
+    return holder.values() if isinstance(holder, dict) else holder
 
 
 def _as_tensor(value: Any) -> Tensor | None:
@@ -369,7 +394,14 @@ def _differs(old: Any, new: Any, depth: int = _DEPTH) -> bool:
     if any(isinstance(value, _CONTAINERS) for value in kinds) and depth:
         a, b = (dict(_items(value)) if isinstance(value, _CONTAINERS) else {} for value in kinds)
         return any(_differs(a.get(k, _MISSING), b.get(k, _MISSING), depth - 1) for k in {**a, **b})
+    if type(old) is type(new) and _is_object(old) and depth:
+        return _differs(vars(old), vars(new), depth - 1)
     return any(isinstance(value, nn.Module) for value in kinds)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of a class, with attributes, and no module, function or class."""
+    return hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

@@ -6,6 +6,7 @@ The promise: adding or removing any one record moves the whitened sum by at most
 import copy
 import random
 import re
+import types
 import warnings
 from collections import UserDict
 
@@ -199,6 +200,15 @@ def test_weights_that_float32_cannot_hold_are_zero(dtype, batch_size):
 # --- state ----------------------------------------------------------------------------------------------
 
 
+class Box:
+    """An object without attributes of its own that one could see."""
+
+    __slots__ = ("mean",)
+
+    def __init__(self):
+        self.mean = torch.zeros(5)
+
+
 class Stateful(nn.Module):
     """A linear layer whose forward updates a state by the mean of its inputs, once it is armed."""
 
@@ -210,7 +220,8 @@ class Stateful(nn.Module):
         self.register_buffer("long", torch.zeros(40_000))
         self.state, self.array, self.level = torch.zeros(5), np.zeros(5), 0.5
         self.table, self.history = {"mean": torch.zeros(5)}, [torch.zeros(5)]
-        self.box = type("Box", (), {"mean": torch.zeros(5)})()
+        self.box = Box()
+        self.stats = types.SimpleNamespace(mean=torch.zeros(5), level=0.5)
         self.update, self.least, self.armed, self.calls = update, least, False, 0
 
     def get_extra_state(self):
@@ -255,6 +266,9 @@ UPDATES = {
     "attribute \"table['fresh']\"": lambda m, mean: m.table.update(fresh=mean),
     "attribute 'history[0]'": _list_item,
     "attribute 'history[1]'": lambda m, mean: m.history.append(mean),
+    "attribute 'stats.mean'": lambda m, mean: m.stats.mean.add_(mean),
+    "attribute 'stats.level'": lambda m, mean: setattr(m.stats, "level", m.stats.level + float(mean.sum())),
+    "attribute 'stats'": lambda m, mean: setattr(m, "stats", types.SimpleNamespace(mean=mean, level=0.5)),
     "extra state 'Stateful'": _extra,
 }
 
@@ -360,6 +374,27 @@ def test_the_state_of_a_module_that_the_loss_holds_is_watched_too():
         train(run)
 
 
+def test_the_state_of_a_loss_that_is_an_object_is_watched_too():
+    class Scaled:
+        def __init__(self):
+            self.level, self.armed = 1.0, False
+
+        def __call__(self, model, batch):
+            if self.armed:
+                self.level = 0.9 * self.level + 0.1 * float(batch[0].abs().mean())
+            return self.level * loss(model, batch)
+
+        def method(self, model, batch):
+            return self(model, batch)
+
+    for part, pattern in ((lambda a: a, r"loss\.level"), (lambda a: a.method, r"loss\.__self__\.level")):
+        scaled = Scaled()
+        run = make_run(nn.Linear(5, 2), part(scaled), engine="loop")
+        scaled.armed = True
+        with pytest.raises(UnsupportedError, match=pattern):
+            train(run)
+
+
 class Counting(nn.Module):
     """State that says nothing about the data: counters, flags, constants that are made again."""
 
@@ -426,6 +461,15 @@ def test_state_that_says_nothing_about_the_data_is_accepted(engine, kind):
     keys = model.__dict__.keys()
     train(run)
     assert model.__dict__.keys() == keys
+
+
+def test_what_is_added_to_a_long_list_is_seen():
+    model = Stateful(lambda m, mean: m.history.append(mean))
+    model.history = [torch.zeros(1)] * 2000
+    run = make_run(model, engine="loop")
+    model.armed = True
+    with pytest.raises(UnsupportedError, match=r"attribute 'history\[20\d\d\]'"):
+        train(run)
 
 
 def test_state_may_be_changed_between_two_releases():
