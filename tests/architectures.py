@@ -325,6 +325,7 @@ def register_encoders() -> None:
     register(
         "Funnel",
         alone("FunnelForSequenceClassification", "FunnelConfig", d_head=8, block_sizes=[1, 1], **own),
+        expected="changes a view of a weight's copies in place",
     )
     register(
         "BigBird, block sparse",
@@ -342,7 +343,7 @@ def register_encoders() -> None:
         texts("LongformerForSequenceClassification", "LongformerConfig", attention_window=4),
         expected="asks whether any text of the batch has global attention",
     )
-    register("Reformer, local", reformer)
+    register("Reformer, local", reformer, expected="differentiates itself in its own backward")
 
 
 def classified_unmasked(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -466,6 +467,7 @@ def register_decoders() -> None:
         "Gemma2",
         "Mamba",
         "Mamba2",
+        "RecurrentGemma",
     }  # whose norms or scans are of float32, whatever the model is
     for name, kind, options in small:
         loss = next_words_unmasked if kind == "Rwkv" else next_words
@@ -483,6 +485,7 @@ def register_decoders() -> None:
         texts("MixtralForCausalLM", "MixtralConfig", loss=next_words, **experts),
         dtype=torch.float32,  # torch's grouped product knows no other
         tolerance=1e-4,
+        expected="sorts the tokens of all texts by their experts",
     )
     register("Llama, classification", texts("LlamaForSequenceClassification", "LlamaConfig", **grouped))
     register(
@@ -651,7 +654,11 @@ def register_vision() -> None:
     register("CLIP, pairs of a text and an image", clip_pairs)
     video: dict[str, Any] = dict(num_frames=4, frames=4, **vit)
     register("VideoMAE", images("VideoMAEForVideoClassification", "VideoMAEConfig", tubelet_size=2, **video))
-    register("TimeSformer", images("TimesformerForVideoClassification", "TimesformerConfig", **video))
+    register(
+        "TimeSformer",
+        images("TimesformerForVideoClassification", "TimesformerConfig", **video),
+        expected="takes the class tokens of all films from the frames of the first",
+    )
     register("ViViT", images("VivitForVideoClassification", "VivitConfig", tubelet_size=[2, 4, 4], **video))
     segformer: dict[str, Any] = dict(
         size=32,

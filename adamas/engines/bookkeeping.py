@@ -1,33 +1,46 @@
 """The fast engine: one forward, one backward without weight gradients, no per-example gradient of a model.
 
-The forward and the backward are recorded by function (`recording`); norms come out of the records by the
-cheapest exact formula (`records`); and the weighted sum is one matrix product per use of a weight, with the
-rows of the output gradient scaled by the weights.
+The forward and the backward are followed by function (`recording`), which proves in every step that examples
+do not mix; norms come out of the records by the cheapest exact formula (`records`); and the weighted sum is one
+matrix product per use of a weight, with the rows of the output gradient scaled by the weights.
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from adamas._nests import batch_length, map_tensors, named_tensors
-from adamas.engines.base import Loss, check_losses, empty_sums, trainable_parameters
+from adamas._nests import batch_length, map_tensors
+from adamas.engines.base import Engine, Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.derived import Derived, derived_squares, grouped
 from adamas.engines.explain import Cost, Explanation
-from adamas.engines.layouts import Unprobed, Workspace
+from adamas.engines.loop import Loop
 from adamas.engines.norms import merged, squared_whitened_norms
-from adamas.engines.probes import PROBE_EXAMPLES, check_loss
+from adamas.engines.probes import PROBE_EXAMPLES, check_loss, unchanged_generator
 from adamas.engines.recording import Recorder
 from adamas.engines.records import Record, add_weighted_sum
-from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
-# One for each model, loss and training mode: another loss may put the examples elsewhere.
-_workspaces: WeakKeyDictionary[nn.Module, dict[Any, Workspace]] = WeakKeyDictionary()
+
+@dataclass
+class _Known:
+    """What was learned of a model once.
+
+    Attributes:
+        checked: Whether its loss was tried on a few examples.
+        single: Whether a batch of one example takes the same course as a larger one; None if not known yet.
+    """
+
+    checked: bool = False
+    single: bool | None = None
+
+
+# For each model, loss and training mode.
+_known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
 
 
 class Bookkeeping:
@@ -48,7 +61,8 @@ class Bookkeeping:
         self._n = batch_length(batch)
         self._names: dict[Tensor, str] = {p: name for name, p in trainable_parameters(model).items()}
         key = (getattr(loss, "__code__", loss), tuple(m.training for m in model.modules()))
-        self._workspace = _workspaces.setdefault(model, {}).setdefault(key, Workspace())
+        self._known = _known.setdefault(model, {}).setdefault(key, _Known())
+        self._single: Engine | None = None
         self._direct: dict[Tensor, list[Record]] | None = None
         self._derived: Derived = []
         # The functions that used a weight, and the seconds that its norms took on the way.
@@ -61,6 +75,8 @@ class Bookkeeping:
         total = torch.zeros(self._n, dtype=torch.float64, device=device)
         if not self._n:
             return total
+        if self._n == 1:
+            return self._of_one().norms(geometry)[:1]
         direct = self._records(geometry)
         with torch.no_grad():
             groups = grouped(self._derived, self._names.keys())
@@ -82,6 +98,11 @@ class Bookkeeping:
         self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
     ) -> Mapping[Tensor, Tensor]:
         """See `Engine.weighted_sum`."""
+        if self._n == 1:
+            engine = self._of_one()
+            if not isinstance(engine, Loop):
+                weights = torch.cat([weights, torch.zeros_like(weights)])
+            return engine.weighted_sum(weights, out, accumulate=accumulate)
         result = empty_sums(self._names) if out is None else out
         fresh = out is None or not accumulate
         direct, derived, weights = self._summands(weights)
@@ -128,6 +149,8 @@ class Bookkeeping:
 
     def explain(self, geometry: Geometry) -> Explanation:
         """What the norms and the weighted sum cost, parameter by parameter."""
+        if self._n == 1:
+            return self._doubled().explain(geometry)
         start = time.perf_counter()
         direct = self._records(geometry)
         rest = time.perf_counter() - start - sum(seconds for _, seconds in self._uses.values())
@@ -185,24 +208,19 @@ class Bookkeeping:
         return self._direct
 
     def _record(self, geometry: Geometry) -> None:
-        workspace = self._workspace
-        if self._n > 1 and not workspace.probed:
-            self._probe()
-        elif not workspace.checked:
-            with _unchanged_generator():
-                check_loss(self._model, self._loss, self._batch)
-        workspace.checked = True
-        try:
-            recorder = self._run(geometry)
-        except Unprobed:  # a use that was not there when the model was probed
-            self._probe()
-            try:
-                recorder = self._run(geometry)
-            except Unprobed as error:
-                raise UnsupportedError(
-                    "The model uses its parameters in another way for a whole batch than for its first "
-                    "examples. Use engine='vmap' or engine='loop'."
-                ) from error
+        if not self._known.checked:
+            few = min(self._n, PROBE_EXAMPLES)
+            with unchanged_generator():
+                sample = map_tensors(lambda x: x[:few].detach(), self._batch)
+                check_loss(self._model, self._loss, sample, compare=False)
+            self._known.checked = True
+        recorder = Recorder(self._names, self._n, geometry)
+        batch = map_tensors(recorder.start, self._batch)
+        with torch.enable_grad():
+            losses = check_losses(recorder.losses(self._loss, self._model, batch), self._n)
+            recorder.backward(losses)
+        if self._known.single is not False:
+            self._known.single = not recorder.unit.single_differs
         self._direct = {}
         for t, records in recorder.uses.values():
             functions = dict.fromkeys(record.function for record in records)
@@ -212,47 +230,21 @@ class Bookkeeping:
             else:
                 self._derived.append((t, merged(records)))
 
-    def _run(self, geometry: Geometry) -> Recorder:
-        inputs = [x for _, x in named_tensors(self._batch)]
-        recorder = Recorder(self._names, inputs, self._n, self._workspace, geometry)
-        with torch.enable_grad():
-            with recorder:
-                losses = self._loss(self._model, self._batch)
-            losses = check_losses(losses, self._n)
-            recorder.backward(losses.sum())
-        return recorder
+    # --- a batch of one -------------------------------------------------------------------------------
 
-    def _probe(self) -> None:
-        """Learns from a few examples where the examples are in every output, and that they do not mix."""
-        few = min(self._n, PROBE_EXAMPLES)
-        sample = map_tensors(lambda x: x[:few].detach(), self._batch)
-        with _unchanged_generator():
-            check_loss(self._model, self._loss, sample)
-        while True:
-            with _unchanged_generator():
-                try:
-                    recorder = self._probed(sample, few)
-                except Unprobed:  # an expansion turned out not to run over the examples
-                    continue
-            break
-        recorder.layouts.learn()
+    def _of_one(self) -> Engine:
+        """The engine of a single example: autograd itself, where one takes the same course as several.
 
-    def _probed(self, sample: Any, few: int) -> Recorder:
-        recorder = Recorder(self._names, [x for _, x in named_tensors(sample)], few, self._workspace)
-        with torch.enable_grad():
-            with recorder:
-                losses = self._loss(self._model, sample)
-            losses = check_losses(losses, few)
-            for example in range(few):
-                recorder.layouts.probe = example
-                recorder.backward(losses[example], keep_graph=True)
-        return recorder
+        Until that is known, and where a model asks whether it has one example, it is computed beside a copy of
+        itself.
+        """
+        if self._single is None:
+            if self._known.single:
+                self._single = Loop(self._model, self._loss, self._batch)
+                self._single.cache_bytes = 1 << 62  # one gradient, whatever its size
+            else:
+                self._single = self._doubled()
+        return self._single
 
-
-@contextmanager
-def _unchanged_generator() -> Iterator[None]:
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+    def _doubled(self) -> "Bookkeeping":
+        return Bookkeeping(self._model, self._loss, map_tensors(lambda x: torch.cat([x, x]), self._batch))

@@ -47,6 +47,16 @@ def _with_bias(
     return y.clone() if b is None else y + b, y
 
 
+def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """`F.linear`, but never a view: users may change the result in place."""
+    if b is None or x.dim() < 3 or not x.is_contiguous():
+        y = F.linear(x, w, b)
+        return y.clone() if y._is_view() else y
+    y = x.new_empty((*x.shape[:-1], w.shape[0]))
+    torch.addmm(b, x.view(-1, x.shape[-1]), w.t(), out=y.view(-1, w.shape[0]))
+    return y
+
+
 class Linear(torch.autograd.Function):
     """`F.linear`; `put(input, output gradient, output without bias if it keeps it)`."""
 
@@ -63,7 +73,7 @@ class Linear(torch.autograd.Function):
         ctx.dtype = x.dtype
         x, w, b = _cast(x, w, b)
         if keeps is None:
-            y, kept = F.linear(x, w, b), None
+            y, kept = _linear(x, w, b), None
         else:
             y, kept = _with_bias(F.linear(x, w), b, x, keeps)
         ctx.save_for_backward(x, w, kept)

@@ -31,5 +31,18 @@ class Loop(Materialized):
         example = map_tensors(lambda x: x[rows], self._batch)
         with torch.enable_grad():
             losses = check_losses(self._loss(self._model, example), 1)
-            gradients = torch.autograd.grad(losses[0], params, allow_unused=True, materialize_grads=True)
+            gradients = _gradients(losses[0], params)
         return {p: g.unsqueeze(0) for p, g in zip(params, gradients, strict=True)}
+
+
+def _gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
+    """Differentiates as a training loop does, since re-entrant checkpoints and the like know no other way."""
+    before = [p.grad for p in params]
+    try:
+        for p in params:
+            p.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    finally:
+        for p, gradient in zip(params, before, strict=True):
+            p.grad = gradient

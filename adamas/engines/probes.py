@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from adamas._nests import batch_length, map_tensors, named_tensors
+from adamas._nests import batch_length, map_tensors
 from adamas.engines.base import Loss, check_losses
 from adamas.errors import UnsupportedError
 
@@ -18,29 +18,30 @@ PROBE_EXAMPLES = 3
 """On how many examples a model is tried."""
 
 
-def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
-    """Tries the loss on a few examples: shape, dependence between examples, changed state.
+def check_loss(model: nn.Module, loss: Loss, sample: Any, *, compare: bool = True) -> None:
+    """Tries the loss on a few examples: shape, changed state, and whether it depends on other examples.
 
     Nothing is left on the model, and no value of the data appears in an error.
+
+    Args:
+        model: The model.
+        loss: One loss per example.
+        sample: A few examples.
+        compare: Compare the loss of each example with that of the example alone.
     """
     n = batch_length(sample)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
         with torch.enable_grad():
-            inputs = map_tensors(_differentiable, sample)
+            inputs = map_tensors(lambda x: x.detach(), sample)
             for p, _ in gradients:
                 p.grad = None
             with _Refusing(model):
                 losses = loss(model, inputs)
             if any(p.grad is not None for p, _ in gradients):
                 raise UnsupportedError(_BACKWARD)
-            losses = check_losses(losses, n)
-            leaves = [(name, x) for name, x in named_tensors(inputs) if x.requires_grad]
-            if leaves and n > 1:
-                for (name, _), g in zip(leaves, _input_gradients(losses[0], leaves), strict=True):
-                    if g is not None and g[1:].nan_to_num().any():
-                        raise UnsupportedError(_MIXED + f" (the first example's loss depends on {name}[1:].)")
+            check_losses(losses, n)
         changed = [
             name
             for name, b in model.named_buffers()
@@ -51,7 +52,7 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
                 f"The forward changes the buffer {changed[0]!r}, so an example's gradient depends on the "
                 "examples before it. Freeze the module that owns it with .eval(), or remove the update."
             )
-        if n > 1:
+        if compare and n > 1:
             _compare_alone(model, loss, sample, n)
     finally:
         for p, gradient in gradients:
@@ -60,15 +61,6 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
             for name, buffer in model.named_buffers():
                 if name in before:
                     buffer.copy_(before[name])
-
-
-def _input_gradients(loss: Tensor, leaves: list[tuple[str, Tensor]]) -> list[Tensor | None]:
-    try:
-        return list(torch.autograd.grad(loss, [x for _, x in leaves], allow_unused=True))
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        return [None] * len(leaves)  # re-entrant checkpointing knows no inputs; the values are compared below
 
 
 def _compare_alone(model: nn.Module, loss: Loss, sample: Any, n: int) -> None:
@@ -158,10 +150,6 @@ def _example(sample: Any, i: int) -> Any:
     return map_tensors(lambda x: x[i : i + 1], sample)
 
 
-def _differentiable(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_() if x.is_floating_point() else x
-
-
 def _finite(x: Tensor) -> bool:
     return not x.is_floating_point() or bool(x.isfinite().all())
 
@@ -177,3 +165,13 @@ def _evaluation(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in was:
             module.training = training
+
+
+@contextmanager
+def unchanged_generator() -> Iterator[None]:
+    """Leaves torch's global generator as it was."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

@@ -1,15 +1,14 @@
-"""Follows the weights through a model's forward, by function, and records what each took part in.
+"""Follows weights and data through a model's forward, by function, and records what each weight took part in.
 
-A `TorchFunctionMode` sees every call of a torch function while the user's model runs. A call in which a
-trainable weight meets data is replaced by one of `adamas.engines.functions` with the same value, which leaves
-a record in the backward. A call on weights alone makes a *derived* weight (a standardised or normalised one),
-which is followed like the others. Whatever else a weight takes part in goes through one general path
-(`adamas.engines.general`). What cannot be followed is refused by name.
+A `TorchFunctionMode` sees every call of a torch function while the user's model runs. Each call on data is
+looked up in the table of `adamas.engines.separation`. A call in which a trainable weight meets data is replaced
+by one of `adamas.engines.functions` with the same value, which leaves a record in the backward. A call on
+weights alone makes a *derived* weight (a standardised or normalised one), which is followed like the others.
+Whatever else a weight takes part in goes through one general path (`adamas.engines.general`). What cannot be
+followed is refused by name.
 """
 
 import sys
-import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,18 +16,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adamas.engines import uses
-from adamas.engines.tracking import Tracker, tensors_in
+from adamas.engines.counts import counted_len, user_line
+from adamas.engines.graph import check_graph, seen_functions
+from adamas.engines.separation import IN_PLACE, MAKES, PACKED_SIZES, TABLE, TAKES_COUNTS, Mark
+from adamas.engines.tracking import (
+    HARMLESS,
+    MARK,
+    SHAPES,
+    WRITTEN_OUT,
+    Tracker,
+    holds_count,
+    seen_body,
+    tensors_in,
+)
 from adamas.engines.uses import bound
 from adamas.errors import UnsupportedError
+from adamas.geometry import Geometry
 
 _ELEMENTWISE = {
     *("add", "sub", "mul", "div", "true_divide", "rsub", "where", "maximum", "minimum", "lerp", "addcmul"),
     *("pow", "multiply", "subtract", "divide", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__"),
     *("__rmul__", "__truediv__", "__rtruediv__", "__rdiv__", "__pow__", "__rpow__"),
-}
-_READS = {
-    *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"),
-    *("argwhere", "unique", "masked_select", "equal", "allclose", "is_nonzero"),
 }
 # Modules that ask only whether a shortcut applies, such as no mask where no token is masked. The answer is
 # no, which never depends on the batch and gives the same result.
@@ -39,7 +47,7 @@ _IN_PLACE: dict[str, Any] = {
     **{"__itruediv__": torch.div, "__idiv__": torch.div},
 }
 _MATMULS = {"matmul", "__matmul__", "mm"}
-_EXPANSIONS = {"expand", "expand_as", "broadcast_to"}
+_EXPANSIONS = {"expand", "expand_as", "broadcast_to", "repeat"}
 _FUSED_RNNS: dict[Any, str] = {
     torch.lstm: "lstm",
     torch.gru: "gru",
@@ -52,26 +60,49 @@ _RNN_CELLS: dict[Any, str] = {
     torch.rnn_tanh_cell: "rnn_tanh",
     torch.rnn_relu_cell: "rnn_relu",
 }
+_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__)
 
 
 class Recorder(Tracker):
-    """Active while the model runs: swaps calls, and differentiates."""
+    """Active while the model runs: proves, swaps calls, and differentiates."""
+
+    def __init__(self, names: dict[Tensor, str], n: int, geometry: Geometry) -> None:
+        super().__init__(names, n, geometry)
+        self.customs: set[int] = set()  # nodes of the graph whose backward is looked at
+        self._inside: list[Any] = []  # functions that are followed through their own body at the moment
+
+    def losses(self, loss: Any, model: Any, batch: Any) -> Any:
+        """Computes the losses of a batch whose tensors were started."""
+        with counted_len(self.length), seen_functions(self.custom), self:
+            losses = loss(model, batch)
+        if isinstance(losses, Tensor) and losses.requires_grad:
+            mark = self.mark(losses)
+            if mark is not None and mark.why is not None:
+                self.refuse_mixing(mark.why)
+            place = None if mark is None else mark.place
+            if losses.dim() == 1 and (
+                place is None or place.outer * place.inner != 1 or (place.rows is not None and place.rows.chosen)
+            ):
+                self.refuse_mixing("the losses are not one for each example")
+        return losses
 
     # --- the backward ---------------------------------------------------------------------------------
 
-    def backward(self, loss: Tensor, *, keep_graph: bool = False) -> None:
+    def backward(self, losses: Tensor) -> None:
         """Differentiates, with the recorder active (checkpointing runs forwards again meanwhile)."""
-        leaves = [*self.names, *(x for x in self.inputs if x.is_leaf and x.requires_grad)]
-        before = [p.grad for p in leaves]
+        check_graph(losses, self.names, self.anchor, self.is_data, self.customs)
+        before = [p.grad for p in self.names]
         self.in_backward = True
         try:
             for p in self.names:
                 p.grad = None
-            with self:
+            total = losses.sum()
+            with counted_len(self.length), seen_functions(self.custom), self:
                 torch.autograd.graph._engine_run_backward(
-                    (loss,),
-                    (torch.ones_like(loss),),
-                    keep_graph,
+                    (total,),
+                    (torch.ones_like(total),),
+                    False,
                     False,
                     (),
                     allow_unreachable=True,
@@ -79,7 +110,7 @@ class Recorder(Tracker):
                 )
             leaks = [name for p, name in self.names.items() if p.grad is not None]
         finally:
-            for p, gradient in zip(leaves, before, strict=True):
+            for p, gradient in zip(self.names, before, strict=True):
                 p.grad = gradient
         if leaks:  # a gradient came to a parameter on a path that left no record
             raise UnsupportedError(
@@ -93,65 +124,167 @@ class Recorder(Tracker):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in SHAPES and args:
+            return SHAPES[func](self.shape(args[0]), args, kwargs)
+        if func in HARMLESS or (self.in_backward and func == _GRAD):
+            return func(*args, **kwargs)
         tensors = list(tensors_in((args, kwargs)))
-        name = getattr(func, "__name__", "")
+        counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
         with_data = any(map(self.is_data, tensors))
-        reads = name in _READS or (
-            name == "__getitem__" and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(args[1:]))
-        )
-        if not self.in_backward and reads and with_data:
-            if func is Tensor.__bool__ and sys._getframe(1).f_globals.get("__name__") in _SHORTCUTS:
-                return False
-            raise UnsupportedError(
-                f"The forward reads values of the batch with {func.__name__}, so that one example can change "
-                "the course of the others, which no clipping bounds. Use tensor functions such as "
-                "torch.where, or engine='loop'."
-            )
-        if torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors):
-            result = self._intercept(func, args, kwargs, with_data)
-        else:
+        name = _name(func)
+        weights = torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors)
+        if not with_data and not counted:
+            if weights:
+                return self._weights_alone(func, name, args, kwargs)
             result = func(*args, **kwargs)
-        if with_data:
-            self._mark(name, args, result)
+            if func in MAKES and isinstance(result, Tensor):
+                self.set_mark(result, Mark(self.unit, None, made=True))
+            return result
+        if counted and func not in TAKES_COUNTS:
+            result = func(*args, **kwargs)
+            why = f"{name} computes with the number of examples ({user_line()})"
+            for t in tensors_in(result):
+                self.set_mark(t, Mark(self.unit, None, why))
+            return result
+        if func in _HOOKS:
+            raise UnsupportedError(
+                f"The forward takes hold of the gradient of its data ({name}, {user_line()}): a hook that "
+                "changes it may mix the examples. Remove the hook, or use engine='loop'."
+            )
+        if func is Tensor.__int__ and self._is_packed_size(args[0]):
+            return func(*args)
+        if func is torch._nested_tensor_from_mask_left_aligned:
+            return False  # only a shortcut, too
+        if func is Tensor.__bool__ and sys._getframe(1).f_globals.get("__name__") in _SHORTCUTS:
+            return False
+        if weights:
+            return self._used(func, name, args, kwargs, with_data)
+        if func is torch._pack_padded_sequence:
+            return uses.pack(self, *args)
+        if func is torch._pad_packed_sequence:
+            return uses.pad(self, *args)
+        if func in IN_PLACE:
+            return self.write(func, name, args, kwargs)
+        body = seen_body(func) if func in WRITTEN_OUT or func not in TABLE else None
+        if body is not None and func not in self._inside:
+            self._inside.append(func)
+            try:
+                with self:
+                    return body(*args, **kwargs)
+            finally:
+                self._inside.remove(func)
+        if "out" in kwargs and kwargs["out"] is not None:
+            self.refuse_mixing(f"{name} writes to out= ({user_line()})")
+        if func in _FUSED_RNNS and not isinstance(args[3], bool):
+            return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
+        if func not in TABLE and func in _READS:
+            self._refuse_read(name)
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor) and not any(True for _ in tensors_in(result)):
+            if func is Tensor.type:
+                return result
+            self._refuse_read(name)
+        self.prove(func, name, args, kwargs, result)
         return result
 
-    def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        for t in tensors_in(result):
-            if id(t) not in self.tracked and not t.requires_grad:  # those that do are data anyway
-                self.data[t] = True
-        if args and isinstance(args[0], Tensor) and (name == "__setitem__" or name.endswith("_")):
-            self.data[args[0]] = True
+    def custom(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Follows a custom autograd function: its forward was seen, its backward will be looked at.
 
-    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if func is F.multi_head_attention_forward:
+        The gradients of its outputs are marked as the outputs are, and those that it returns must have their
+        examples where the inputs have theirs.
+        """
+        with torch._C.DisableTorchFunction():
+            self._follow(function, args, result)
+
+    def _follow(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
+        inputs, outputs = list(tensors_in(args)), list(tensors_in(result))
+        if not torch.is_grad_enabled() or not any(t.requires_grad for t in outputs):
+            return
+        if not any(map(self.is_data, inputs)):
+            for t in outputs:
+                if t.requires_grad:
+                    self.tracked[id(t)] = t
+            return
+        if any(map(self.is_tracked, inputs)) or not isinstance(result, Tensor) or result.grad_fn is None:
+            return  # refused when the graph is looked at
+        marks = [self.mark(t) if isinstance(t, Tensor) else None for t in args]
+        own = self.mark(result)
+        if own is None or own.place is None or any(m is not None and m.why is not None for m in marks):
+            return
+        name = function.__qualname__
+
+        def before(gradients: tuple[Tensor | None, ...]) -> None:
+            for g in gradients:
+                if g is not None:
+                    self.set_mark(g, own)
+
+        def after(gradients: tuple[Tensor | None, ...], _: Any) -> None:
+            for g, mark in zip(gradients, marks, strict=False):
+                found = None if g is None else self.mark(g)
+                if g is not None and mark is not None and (found is None or found.place != mark.place):
+                    why = found.why if found is not None and found.why else "its gradients are at another place"
+                    self.refuse_mixing(f"the backward of {name} is not proven: {why}")
+
+        node = result.grad_fn
+        node.register_prehook(before)
+        node.register_hook(after)
+        self.customs.add(id(node))
+
+    def _refuse_read(self, name: str) -> None:
+        raise UnsupportedError(
+            f"The forward reads values of the batch with {name} ({user_line()}), so that one example can "
+            "change the course of the others, which no clipping bounds. Use tensor functions such as "
+            "torch.where, or engine='loop'."
+        )
+
+    def _weights_alone(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of weights and constants: autograd keeps it, and its uses are followed."""
+        result = func(*args, **kwargs)
+        for t in (*tensors_in(result), *tensors_in(args[:1])):
+            if t.requires_grad:
+                self.tracked[id(t)] = t
+        return result
+
+    def _used(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool) -> Any:
+        """A call in which a weight meets data, or a number of examples."""
+        if func in WRITTEN_OUT:
+            body = seen_body(func)
+            assert body is not None
             with self:
-                return _undispatched(func)(*args, **kwargs)
-        if name in ("__get__", "size", "dim", "numel", "__len__", "is_floating_point", "requires_grad_"):
-            result = func(*args, **kwargs)
-            return self._derived(result) if any(True for _ in tensors_in(result)) else result
+                return body(*args, **kwargs)
         if not with_data:
-            result = func(*args, **kwargs)
             if name in _EXPANSIONS and self.is_tracked(args[0]):
-                if uses.over_examples(self, "expand", args[0], result):
-                    return uses.expanded(self, args[0], result.shape)
-            elif func is F.embedding:
-                _, w = bound(("input", "weight"), args, kwargs)
-                if self.is_tracked(w) and uses.over_examples(self, "fixed embedding", w, result):
-                    result = uses.embedding(self, func, args, kwargs, "fixed embedding")
-                    self.data[result] = True
-                    return result
-            return self._derived(result)
+                return uses.expanded(self, func, name, args, kwargs)
+            self.refuse_mixing(f"{name} computes with the number of examples ({user_line()})")
+        if func in _FUSED_RNNS and not isinstance(args[3], bool):
+            return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
+        marks = [self.mark(t) for t in tensors_in((args, kwargs)) if self.is_data(t)]
+        mixed = next((mark for mark in marks if mark is not None and mark.why is not None), None)
+        if mixed is not None:  # refused if it comes to the losses
+            result = func(*args, **kwargs)
+            for t in tensors_in(result):
+                self.set_mark(t, mixed)
+            return result
         plain = _IN_PLACE.get(name)
         if plain is not None and self.is_data(args[0]):
             with self:
                 out = plain(args[0].clone(), *args[1:], **kwargs)
-            return args[0].copy_(out)
+                return args[0].copy_(out)
         if (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
             raise UnsupportedError(
                 f"{self.names_in(args, kwargs)} takes part in {name}, which works in place. Use the "
                 "function that returns a new tensor."
             )
+        result = self._swapped(func, name, args, kwargs)
+        if isinstance(result, Tensor) and not self._is_marked(result):
+            self.prove(func, name, args, kwargs, result)
+        return result
+
+    def _is_marked(self, t: Tensor) -> bool:
+        mark = t.__dict__.get(MARK)
+        return mark is not None and mark.owner is self.unit
+
+    def _swapped(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.linear:
             x, w, b = bound(("input", "weight", "bias"), args, kwargs)
             if self.clean(x, w, b):
@@ -194,7 +327,8 @@ class Recorder(Tracker):
         elif func is F.rms_norm:
             x, shape, w, eps = bound(("input", "normalized_shape", "weight", "eps"), args, kwargs)
             if self.clean(x, w):
-                return uses.elementwise(self, torch.mul, (F.rms_norm(x, shape, None, eps), w), {})
+                with self:
+                    return F.rms_norm(x, shape, None, eps) * w
         elif func is F.batch_norm:
             return uses.batch_norm(self, args, kwargs)
         elif name == "prelu":
@@ -204,28 +338,36 @@ class Recorder(Tracker):
                 return torch.where(x > 0, x, x * slope)
         elif func in _RNN_CELLS:
             return uses.rnn_cell(self, _RNN_CELLS[func], *args)
-        elif func in _FUSED_RNNS and isinstance(args[2], list | tuple) and isinstance(args[3], bool):
+        elif func in _FUSED_RNNS:
             return uses.rnn(self, _FUSED_RNNS[func], *args)
+        elif func is F.scaled_dot_product_attention and self._learned_mask(args, kwargs):
+            return uses.attention(self, args, kwargs)
         elif name in _ELEMENTWISE:
             return uses.elementwise(self, func, args, kwargs)
         return uses.general(self, func, args, kwargs)
 
+    def _learned_mask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        others = [*args[:3], *(kwargs.get(key) for key in ("query", "key", "value"))]
+        return self.is_tracked(mask) and not any(map(self.is_tracked, others))
+
+    def _is_packed_size(self, t: Tensor) -> bool:
+        mark = self.mark(t)
+        return mark is not None and mark.why == PACKED_SIZES
+
     def _is_matrix(self, t: Any) -> bool:
         return self.is_tracked(t) and t.dim() == 2
 
-    def _derived(self, result: Any) -> Any:
-        """A function of weights alone: autograd keeps it, and its uses are followed."""
-        for t in tensors_in(result):
-            if t.requires_grad:
-                self.tracked[id(t)] = t
-        return result
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", str(func))
+    return func.__self__.__name__ if name == "__get__" else name
 
 
-def _undispatched(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function of torch without its first look for modes, so that the calls in its body are seen."""
-    space = dict(func.__globals__)
-    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-        space[name] = lambda *_: False
-    copy = types.FunctionType(func.__code__, space, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
+_READS: set[Any] = {
+    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__),
+    *(Tensor.__index__, Tensor.__array__, Tensor.__contains__, Tensor.__repr__, Tensor.__complex__),
+    *(Tensor.__format__, Tensor.is_nonzero, torch.is_nonzero, torch.equal, Tensor.equal, torch.allclose),
+    *(Tensor.allclose, Tensor.untyped_storage, Tensor.storage, Tensor.data_ptr, Tensor.__dlpack__),
+    *(Tensor.backward, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor.share_memory_),
+}

@@ -46,6 +46,7 @@ def layers(
     count: int,
     bidirectional: bool,
     batch_first: bool,
+    active: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """A whole recurrent module: outputs, then the last states stacked over layers and directions.
 
@@ -58,6 +59,7 @@ def layers(
         count: Number of layers.
         bidirectional: Whether each layer has a second direction.
         batch_first: Whether the example axis is the first one.
+        active: For each place, which examples reach that far, `(n, 1)`; the others keep their state.
     """
     time = 1 if batch_first else 0
     per_direction = 4 if bias else 2
@@ -71,8 +73,12 @@ def layers(
             places = F.linear(x, own[0], bx).unbind(time)
             state = [s[k] for s in states]
             seen = []
-            for place in reversed(places) if direction else places:
-                state = cell(kind, place, F.linear(state[0], own[1], bh), state)
+            steps = list(enumerate(places))
+            for t, place in reversed(steps) if direction else steps:
+                new = cell(kind, place, F.linear(state[0], own[1], bh), state)
+                if active is not None:
+                    new = [torch.where(active[t], a, b) for a, b in zip(new, state, strict=True)]
+                state = new
                 seen.append(state[0])
             outputs.append(torch.stack(seen[::-1] if direction else seen, time))
             finals.append(state)

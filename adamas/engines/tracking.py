@@ -1,79 +1,274 @@
-"""Which tensors of a running model are weights and which are data, and the records of the weights."""
+"""Which tensors of a running model are weights, which are data, and where the examples are in the data.
 
-from collections.abc import Iterator
-from typing import Any
+Every call of a torch function is looked up in the table of `adamas.engines.separation`, in every step. What a
+call returns carries a mark: the place of its examples, or the reason why they are mixed. Mixed values may be
+computed (a logged average); they may not reach a weight, the losses, or anything that outlives the step.
+"""
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
-from adamas.engines.layouts import Key, Layouts, Workspace
+from adamas.engines.counts import Count, Shape, Unit, user_line
+from adamas.engines.graph import refuse_leaf
+from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.records import Record
+from adamas.engines.separation import INDEXING, IN_PLACE, KEEPS_VALUES, TABLE, Call, Mark, Mixing, Picks
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
+MARK = "_adamas_mark"
+
+# Parts of torch that compare the shapes of gradients and of what was computed again.
+_PLAIN_SIZES = {torch.autograd.__file__, torch.utils.checkpoint.__file__}
+
+# Questions about a tensor whose answers are the same for every batch.
+HARMLESS: set[Any] = {
+    *(Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
+    *(Tensor.get_device, Tensor.is_contiguous, Tensor.is_signed, Tensor.is_inference),
+    *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.is_signed, torch.is_inference),
+    *(Tensor.__hash__, Tensor.stride, Tensor.storage_offset, torch.result_type),
+    *(torch.get_device, Tensor.is_shared, Tensor.is_pinned, torch.numel),
+}
+for _name in """
+    dtype device ndim layout requires_grad is_leaf is_cuda is_cpu is_sparse is_sparse_csr is_quantized is_meta
+    is_mkldnn is_nested is_mps is_xpu is_xla is_ipu is_vulkan is_maia is_mtia names itemsize _version output_nr
+    is_hpu retains_grad
+""".split():
+    if hasattr(Tensor, _name):
+        HARMLESS.add(getattr(Tensor, _name).__get__)
+HARMLESS.add(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+SHAPES: dict[Any, Callable[[Shape, tuple[Any, ...], dict[str, Any]], Any]] = {
+    Tensor.shape.__get__: lambda shape, args, kwargs: shape,  # type: ignore[attr-defined]
+    Tensor.size: lambda shape, args, kwargs: (
+        shape[args[1]] if len(args) > 1 else shape[kwargs["dim"]] if kwargs.get("dim") is not None else shape
+    ),
+    Tensor.numel: lambda shape, args, kwargs: shape.numel(),
+    Tensor.nelement: lambda shape, args, kwargs: shape.numel(),
+    torch.numel: lambda shape, args, kwargs: shape.numel(),
+    Tensor.__len__: lambda shape, args, kwargs: shape[0],
+}
+
 
 class Tracker(TorchFunctionMode):
-    """Abstract: knows which tensors are weights and which are data; afterwards `uses` holds the records.
+    """Knows which tensors are weights and where the examples of the others are; `uses` holds the records.
 
     Args:
         names: The trainable parameters and their names.
-        inputs: The tensors of the batch.
-        n: Number of examples.
-        workspace: What is known of the model.
-        geometry: The geometry in which norms will be asked, so that some can be taken on the way; None
-            while the model is probed for where its examples are.
+        n: Number of examples, two or more.
+        geometry: The geometry in which norms will be asked, so that some can be taken on the way.
     """
 
-    def __init__(
-        self,
-        names: dict[Tensor, str],
-        inputs: list[Tensor],
-        n: int,
-        workspace: Workspace,
-        geometry: Geometry | None = None,
-    ) -> None:
+    def __init__(self, names: dict[Tensor, str], n: int, geometry: Geometry) -> None:
         super().__init__()
-        self.names, self.n, self.workspace, self.geometry = names, n, workspace, geometry
+        self.names, self.n, self.geometry = names, n, geometry
+        self.unit = Unit(n)
         self.uses: dict[int, tuple[Tensor, list[Record]]] = {}
-        self.layouts = Layouts(workspace, n, probing=geometry is None)
         self.anchor = torch.zeros((), requires_grad=True, device=next(iter(names)).device)
         self.tracked: dict[int, Tensor] = {id(p): p for p in names}
-        self.data: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.inputs = inputs
-        for x in inputs:
-            self.data[x] = True
+        # Packed sequences by the identity of their rows: those rows, the order of the examples, the lengths.
+        self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
 
+    # --- marks ----------------------------------------------------------------------------------------
+
+    def mark(self, t: Tensor) -> Mark | None:
+        """Returns what is known of a tensor; None for a constant and for a weight."""
+        known: Mark | None = t.__dict__.get(MARK)
+        if known is None:
+            if not t.requires_grad or id(t) in self.tracked:
+                return None
+            if t.grad_fn is not None:
+                return Mark(self.unit, None, "a tensor comes from a function that the engine does not see")
+            if torch.is_grad_enabled() and not self.in_backward:
+                refuse_leaf(t)
+            return None
+        if known.owner is not self.unit:
+            return Mark(self.unit, None, "a tensor of an earlier step is used again")
+        return known
+
+    def set_mark(self, t: Tensor, found: Place | Mark | None) -> None:
+        """Notes what is known of a tensor."""
+        if isinstance(found, Place):
+            found = Mark(self.unit, found)
+        if found is not None:
+            t.__dict__[MARK] = found
+        elif MARK in t.__dict__:
+            del t.__dict__[MARK]
+
+    def start(self, x: Tensor) -> Tensor:
+        """Returns a tensor of the batch as data of this step, with the examples first."""
+        x = x.detach()
+        x.__dict__[MARK] = Mark(self.unit, FIRST)
+        return x
+
     def is_tracked(self, t: Any) -> bool:
-        """Whether a value is a trainable parameter, or derived from some."""
+        """Tells whether a value is a trainable parameter, or derived from some."""
         return isinstance(t, Tensor) and id(t) in self.tracked
 
     def is_data(self, t: Tensor) -> bool:
-        """Whether a tensor may hold something that differs from example to example."""
-        return id(t) not in self.tracked and (t.requires_grad or t in self.data)
+        """Tells whether a tensor may hold something that differs from example to example."""
+        if id(t) in self.tracked:
+            return False
+        mark = self.mark(t)
+        return mark is not None and not mark.made
+
+    def place(self, t: Tensor) -> Place:
+        """Returns where the examples of data are; refuses data whose examples are mixed."""
+        mark = self.mark(t)
+        assert mark is not None
+        if mark.place is None:
+            self.refuse_mixing(mark.why or "")
+        return mark.place
 
     def clean(self, x: Tensor, *weights: Tensor | None) -> bool:
-        """The input is data, and every weight is followed or a constant: the fast formulas apply."""
+        """Tells whether the input is data and every weight followed or a constant: fast formulas apply."""
         return self.is_data(x) and all(w is None or not self.is_data(w) for w in weights)
 
+    def refuse_mixing(self, why: str) -> NoReturn:
+        """Raises, with the reason and the line of the user's code."""
+        raise UnsupportedError(
+            f"loss(model, batch) is not proven to keep its examples apart: {why}. What mixes examples lets one "
+            "record change the gradients of others, which no clipping bounds. Make each loss a function of "
+            "its own example, or use engine='vmap' or engine='loop', which compute each example by itself."
+        )
+
+    # --- the proof ------------------------------------------------------------------------------------
+
+    def length(self, t: Tensor) -> Any:
+        """Returns the length of a tensor, as `len` is asked while the model runs."""
+        if t.dim() == 0:
+            return t.__len__()
+        return self.shape(t)[0]
+
+    def shape(self, t: Tensor) -> Any:
+        """Returns the shape of a tensor, with a `Count` where the examples are."""
+        mark = t.__dict__.get(MARK)
+        size = t.size()
+        if sys._getframe(2).f_code.co_filename in _PLAIN_SIZES:
+            return size
+        if mark is None or mark.owner is not self.unit or mark.place is None:
+            return size
+        place: Place = mark.place
+        unit = self.unit if place.rows is None or not place.rows.chosen else place.rows
+        sizes: list[Any] = list(size)
+        sizes[place.axis] = Count(place.outer * place.inner, unit)
+        return Shape(sizes)
+
+    def prove(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Finds where the examples are in what a call returned, by the table."""
+        try:
+            found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
+        except Mixing as error:
+            found = Mark(self.unit, None, self._reason(error))
+        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
+            outputs = list(tensors_in(result))
+            if func not in KEEPS_VALUES and any(t.is_floating_point() or t.is_complex() for t in outputs):
+                why = f"{name} computes with the position of the examples in the batch ({user_line()})"
+                found = Mark(self.unit, None, why)
+            elif isinstance(found, Place):
+                found = Mark(self.unit, found, numbers=True, picks=self._picks(func, args))
+        if isinstance(found, Place):
+            mark = Mark(self.unit, found)
+            if func in KEEPS_VALUES:
+                source = self.mark(args[0]) if args and isinstance(args[0], Tensor) else None
+                if source is not None:
+                    mark.picks, mark.alike = source.picks, source.alike
+                    mark.numbers = source.numbers
+            found = mark
+        if isinstance(result, Tensor):
+            assert not isinstance(found, list)
+            self.set_mark(result, found)
+        elif isinstance(found, list):
+            for t, one in zip(tensors_in(result), found, strict=True):
+                self.set_mark(t, one)
+        else:
+            for t in tensors_in(result):
+                self.set_mark(t, found)
+
+    def _has_numbers(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tells whether positions of examples are among the arguments, but for an index."""
+        values: Any = (args, kwargs)
+        if func in INDEXING:
+            values = (args[:1], args[2:] if func is Tensor.__setitem__ else args[3:])
+        for t in tensors_in(values):
+            mark = t.__dict__.get(MARK)
+            if mark is not None and mark.numbers:
+                return True
+        return False
+
+    def _picks(self, func: Any, args: tuple[Any, ...]) -> Picks | None:
+        if func not in KEEPS_VALUES or not args or not isinstance(args[0], Tensor):
+            return None
+        mark = self.mark(args[0])
+        return None if mark is None else mark.picks
+
+    def rule(self, func: Any, name: str) -> Callable[[Call], Any]:
+        """Returns the row of a function."""
+        rule = TABLE.get(func)
+        return _without_row if rule is None else rule
+
+    def write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a call that changes its first argument in place, if that keeps the examples apart."""
+        target: Tensor = args[0]
+        rule = IN_PLACE[func]
+        try:
+            found = rule(Call(name, args, kwargs, target, self.mark, self.unit, self.unit))
+        except Mixing as error:
+            self.refuse_mixing(self._reason(error))
+        before = self.mark(target)
+        if found is None:
+            return func(*args, **kwargs)
+        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
+            self.refuse_mixing(f"{name} writes the position of the examples ({user_line()})")
+        place = found.place if isinstance(found, Mark) else found
+        if before is None or before.made or (before.alike and before.place != place):
+            if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > 2:
+                raise UnsupportedError(
+                    f"The forward writes data of the batch into a tensor that was not made in this step "
+                    f"({name}, {user_line()}), so that examples meet through it. Write to a new tensor, or "
+                    "use engine='loop'."
+                )
+        elif place != before.place:
+            self.refuse_mixing(f"{name} writes each example's values to others ({user_line()})")
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "custom Function" not in str(error):
+                raise
+            raise UnsupportedError(
+                f"The forward changes copies of a weight in place ({name}, {user_line()}). Use the function that "
+                "returns a new tensor, or engine='loop'."
+            ) from error
+        for t in {id(t): t for t in (target, *tensors_in(result))}.values():
+            self.set_mark(t, found)
+        return result
+
+    def _reason(self, error: Mixing) -> str:
+        text = str(error)
+        return text if text.endswith(")") else f"{text} ({user_line()})"
+
+    # --- names and records ----------------------------------------------------------------------------
+
     def names_in(self, *values: Any) -> str:
-        """The names of the followed weights among some values, for a message."""
+        """Returns the names of the followed weights among some values, for a message."""
         found = [repr(self.name(t)) for t in tensors_in(values) if self.is_tracked(t)]
         return ", ".join(dict.fromkeys(found))
 
     def name(self, t: Tensor) -> str:
-        """The name of a followed weight."""
+        """Returns the name of a followed weight."""
         return self.names.get(t) or f"a weight of shape {tuple(t.shape)} derived from parameters"
 
-    def key(self, function: str, *weights: Tensor | None, dim: int) -> Key:
-        """What a use is known by from step to step."""
-        names = [self.name(w) for w in weights if w is not None and self.is_tracked(w)]
-        return "+".join(names), function, dim
-
     def outside(self) -> bool:
-        """Whether a backward runs that is not ours, such as an adversarial step: it leaves no records."""
+        """Tells whether a backward runs that is not ours, such as an adversarial step: it leaves no records."""
         if not self.in_backward and torch.is_grad_enabled():
             raise UnsupportedError(
                 "The loss differentiates its own gradient. Use engine='vmap' or engine='loop'."
@@ -86,8 +281,12 @@ class Tracker(TorchFunctionMode):
         self.uses.setdefault(id(weight), (weight, []))[1].append(record)
 
 
+def _without_row(call: Call) -> NoReturn:
+    raise Mixing(f"{call.name} is not known to treat each example by itself")
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
+    """Yields the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -96,3 +295,40 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+
+
+def holds_count(value: Any) -> bool:
+    """Tells whether a `Count` is among the values, in lists, tuples, dictionaries or slices."""
+    kind = type(value)
+    if kind is Count:
+        return True
+    if kind is slice:
+        return type(value.start) is Count or type(value.stop) is Count or type(value.step) is Count
+    if kind is list or kind is tuple or kind is Shape or kind is torch.Size:
+        return any(map(holds_count, value))
+    if kind is dict:
+        return any(map(holds_count, value.values()))
+    return False
+
+
+_seen_bodies: dict[Any, Callable[..., Any]] = {}
+
+
+def seen_body(func: Any) -> Callable[..., Any] | None:
+    """Returns a Python function of torch without its first look for modes, so that its calls are seen."""
+    if func in _seen_bodies:
+        return _seen_bodies[func]
+    module = getattr(func, "__module__", None) or ""
+    if not isinstance(func, types.FunctionType) or not module.startswith("torch."):
+        return None
+    space = dict(func.__globals__)
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        space[name] = lambda *_: False
+    copy = types.FunctionType(func.__code__, space, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    _seen_bodies[func] = copy
+    return copy
+
+
+WRITTEN_OUT: set[Any] = {F.multi_head_attention_forward, F.gumbel_softmax, F.triplet_margin_loss}
+"""Functions that are followed through their own body."""

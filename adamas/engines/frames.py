@@ -1,0 +1,59 @@
+"""The record of a convolution over several images of each example, such as the frames of a film."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adamas.engines.convolution import Convolution
+from adamas.engines.records import CHUNKED, Record
+
+
+class Framed(Record):
+    """A convolution of `(n, frames, ci, *size)`: one over one more axis, with windows of one frame.
+
+    Args:
+        x: Inputs.
+        e: Output gradients, `(n, frames, co, *out)`.
+        shape: The weight's shape.
+        stride: Of the images' axes.
+        padding: Of the images' axes.
+        dilation: Of the images' axes.
+        groups: Groups of channels.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        e: Tensor,
+        shape: Sequence[int],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> None:
+        self.x, self.e, self.shape = x, e, tuple(shape)
+        self._settings = (stride, padding, dilation, groups)
+        self.n = x.shape[0]
+        deep = (*self.shape[:2], 1, *self.shape[2:])
+        films = (x.transpose(1, 2), e.transpose(1, 2))
+        self._deep = Convolution(*films, deep, [1, *stride], [0, *padding], [1, *dilation], groups)
+
+    def formula(self, per_coordinate: bool) -> str:
+        return CHUNKED
+
+    def tensors(self) -> Sequence[Tensor]:
+        return (self.x, self.e)
+
+    def materialize(self, rows: slice | Tensor) -> Tensor:
+        return self._deep.materialize(rows).squeeze(3)
+
+    def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        self._deep.add_weighted_sum(weights, out.unsqueeze(2), fresh)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.e.dtype
+
+    def kept(self, rows: Tensor) -> "Framed":
+        return Framed(self.x[rows], self.e[rows], self.shape, *self._settings)
