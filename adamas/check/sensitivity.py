@@ -55,7 +55,8 @@ def large_example(replay: Replay) -> Outcome:
     run, indices = replay.door, replay.few()
     moved: dict[str, float] = {}
     with _without_noise(run):
-        without = _sum(run, indices, padding=1)
+        with _changed(run, len(indices), 1.0, 0.0):  # the same micro-batches, and so the same masks
+            without = _sum(run, indices, padding=1)
         for factor, level in [(factor, 0.0) for factor in _LEVELS] + [(1.0, level) for level in _LEVELS]:
             with _changed(run, len(indices), factor, level) as changed:
                 value = float((_sum(run, indices) - without).norm())
@@ -91,7 +92,8 @@ def nan_example(replay: Replay) -> Outcome:
     """Makes one example of a batch not a number, in its inputs or, where they are whole, in its loss."""
     run, indices, moved = replay.door, replay.few(), []
     with _without_noise(run):
-        without = _sum(run, indices, padding=1)
+        with _changed(run, len(indices), 1.0, 0.0):
+            without = _sum(run, indices, padding=1)
         for value in (math.nan, math.inf):
             with _changed(run, len(indices), value, 0.0) as poisoned:
                 changed = _sum(run, indices)
@@ -113,13 +115,13 @@ def _moves(run: PrivateRun, replay: Replay, removed: bool) -> Iterator[tuple[flo
     places = replay.batch.places
     n, known = dataset_length(run.loader.dataset), set(places)
     outside = [place for place in range(min(n, 2 * len(places) + 1)) if place not in known] or places[:1]
-    whole = _sum(run, places) if removed else None
     for number, position in enumerate(replay.batch.chosen):
         others = [*places[:position], *places[position + 1 :]]
         mine, another = places[position], outside[number % len(outside)]
-        present = _sum(run, [*others, mine]) if whole is None else whole
+        # In front of the others it has most influence where a layer goes through the batch in its order.
+        present = _sum(run, [mine, *others] if removed else [*others, mine])
         weightless = _sum(run, [*others, mine], padding=1)
-        absent = weightless if whole is None else _sum(run, others)
+        absent = _sum(run, others) if removed else weightless
         alike = [weightless]
         if not replay.collates_at_random:
             alike.append(_sum(run, [*others, another], padding=1))
