@@ -381,16 +381,29 @@ def test_an_engine_that_differs_from_autograd_is_seen(monkeypatch, reader):
     assert look("sensitivity in the geometry", maker(engine="bookkeeping"))[0] == FAIL
 
 
-def test_a_frozen_parameter_that_moves_is_seen():
+def test_a_frozen_parameter_that_moves_is_seen(reader):
+    def moved_by_the_rule():
+        run = reader()
+        original = run.rule.step
+
+        def step():
+            run.model.frozen.data.mul_(1.01)
+            original()
+
+        run.rule.step = step
+        return run
+
     def moving(model, batch):
         if len(batch["ids"]) > 3:
             model.frozen.data.mul_(1.01)
         return text_loss(model, batch)
 
-    rows = {row.name: row for row in check(maker(Reader, loss=moving, dataset=Texts()))}
-    for name in ("frozen parameters", "state between batches"):
-        assert rows[name].verdict == FAIL
-        assert "'frozen'" in rows[name].seen
+    verdict, seen = look("frozen parameters", moved_by_the_rule)
+    assert verdict == FAIL
+    assert "'frozen'" in seen
+    verdict, seen = look("state between batches", maker(Reader, loss=moving, dataset=Texts(), engine="loop"))
+    assert verdict == FAIL
+    assert "'frozen'" in seen
 
 
 def test_an_unused_parameter_without_noise_is_seen(monkeypatch, reader):
