@@ -37,8 +37,10 @@ _OF_SUM = 32
 _ALONG = 10
 # Those of a norm that is taken directly.
 OF_NORM = 8
-# An example's part of a sum is this many times longer than the rounding error of a Jacobian product with it.
-_GUARD = 8192
+# Where a Jacobian leaves less than this share of a square, rounding errors of products with it count; the
+# example's part of a sum is then made so small that the norm is this many roundoffs of that before it.
+_LITTLE = 1e-2
+_GUARD = 65536
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -68,6 +70,12 @@ class Squares(NamedTuple):
     errors: Tensor | None
     terms: Tensor | None
     dtype: torch.dtype
+
+    def part(self, rows: Tensor, terms: Tensor | None) -> "Squares":
+        """Those of some examples, with other terms."""
+        return Squares(
+            self.values[rows], None if self.errors is None else self.errors[rows], terms, self.dtype
+        )
 
     def scaled(self, s: float) -> "Squares":
         """Those of the vectors divided by a number."""
@@ -118,11 +126,12 @@ class Squares(NamedTuple):
 
 
 def behind_jacobian(squares: Tensor, before: Tensor, dtype: torch.dtype) -> Tensor:
-    """Squares of Jacobian products, so large that the rounding of such a product with a sum is small.
+    """Squares of Jacobian products, raised until the rounding of such a product with a sum is small.
 
     Args:
         squares: `|J^T G|^2`.
         before: `|J|^2 |G|^2`.
         dtype: The number type of the product.
     """
-    return squares + (_GUARD * unit(accumulation_dtype(dtype))) ** 2 * before
+    lost = (before - squares / _LITTLE).clamp_(min=0)
+    return squares + (_GUARD * unit(accumulation_dtype(dtype))) ** 2 * lost

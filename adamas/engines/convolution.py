@@ -56,15 +56,17 @@ class Convolution(Record):
     def terms(self, s: Value) -> Tensor | None:
         if self.e.shape[2:].numel() == 1:
             return None
-        if not isinstance(s, Tensor) or not s.dim():
-            # A pixel is in this many windows at most.
-            windows = math.prod(-(-k // t) for k, t in zip(self.shape[2:], self.stride, strict=True))
-            return (windows * squared_norms(self.x) * squared_norms(self.e)).sqrt_() / float(s)
+        # A pixel is in this many windows at most.
+        windows = math.prod(-(-k // t) for k, t in zip(self.shape[2:], self.stride, strict=True))
+        least = float(s.amin()) if isinstance(s, Tensor) else s
+        return (windows * squared_norms(self.x) * squared_norms(self.e)).sqrt_() / least
+
+    def close_terms(self, s: Tensor) -> Tensor | None:
+        if self.e.shape[2:].numel() == 1:
+            return None
         # sum_t |e_to x_ti| <= |e_o| |x_i| over the pixels, for each coordinate.
         by_group = (self.n, self.groups, -1)
-        of_x, of_e = (
-            torch.linalg.vector_norm(t.flatten(2), dim=2).square_().view(by_group) for t in (self.x, self.e)
-        )
+        of_x, of_e = (t.flatten(2).square().sum(2).view(by_group) for t in (self.x, self.e))
         matrix = s.pow(-2).to(of_e.dtype).flatten(2).sum(2).view(self.groups, -1, self.shape[1])
         by_input = torch.einsum("ngo,goi->ngi", of_e, matrix)
         return row_products(by_input, of_x).sqrt_()

@@ -69,9 +69,9 @@ def derived_squares(
     sums = [_Sums(records) for _, records in members]
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
-        totals = [each.total(rows) for each in sums]
-        lengths.append(torch.stack([squared_norms(total) for total in totals]).sum(0))
-        gradients = _pulled_back([t for t, _ in members], leaves, totals)
+        totals, squares_of_totals = zip(*(each.total(rows) for each in sums), strict=True)
+        lengths.append(torch.stack(squares_of_totals).sum(0))
+        gradients = _pulled_back([t for t, _ in members], leaves, list(totals))
         squares = behind = torch.zeros((), dtype=torch.float64)
         for p, g in zip(leaves, gradients, strict=True):
             k = rows.stop - rows.start
@@ -110,17 +110,19 @@ class _Sums:
         self._terms = terms_of(records, 1.0)
         self._again = torch.zeros(0, dtype=torch.bool) if self._terms is None else self._terms.isnan() & False
 
-    def total(self, rows: slice) -> Tensor:
-        """The gradients of some examples."""
+    def total(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The gradients of some examples, and their squares."""
         total = materialized(self._records, rows)
+        values = squared_norms(total)
         if self._terms is not None:
-            squares = Squares(squared_norms(total), None, self._terms[rows], self._records[0].dtype)
+            squares = Squares(values, None, self._terms[rows], self._records[0].dtype)
             again = squares.certified(total[0].numel(), 0.0)[1]
             if again is not None:
                 self._again[rows] = again
                 wide = [record.wide(again.nonzero().squeeze(1) + rows.start) for record in self._records]
                 total[again] = materialized(wide, slice(None)).to(total.dtype)
-        return total
+                values[again] = squared_norms(total[again])
+        return total, values
 
     def mark(self) -> None:
         """Marks the examples that were made in float64 for the sum."""

@@ -16,6 +16,7 @@ class Cost:
         seconds: For its norms and its weighted sum.
         size: Bytes that are held for it from the backward to the sum; what several parameters share is
             counted for the first.
+        retaken: Examples whose gradient cancels by so much that it is taken in float64.
     """
 
     parameter: str
@@ -24,6 +25,7 @@ class Cost:
     formula: str
     seconds: float
     size: int
+    retaken: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Explanation:
                 cost.parameter,
                 "x".join(map(str, cost.shape)),
                 cost.function or "unused",
-                cost.formula,
+                cost.formula
+                + (f", {cost.retaken / max(1, self.examples):.0%} in float64" if cost.retaken else ""),
                 f"{cost.seconds / total:.1%}",
                 f"{cost.size / held:.1%}",
             )

@@ -46,6 +46,12 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
 def certified(squares: Squares, records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
     """Adds what rounding may have taken; who has lost too much is taken again, and marked for the sum."""
     high, again = squares.certified(p.numel())
+    s = geometry.scale[p]
+    if again is not None and squares.terms is not None and isinstance(s, Tensor):  # a closer look, before
+        rows = again.nonzero().squeeze(1)
+        terms = terms_of([record.kept(rows) for record in records], s, close=True)
+        high[rows], still = squares.part(rows, terms).certified(p.numel())
+        again = None if still is None else again.masked_scatter(again, still)
     for record in records:
         record.retaken = again
     if again is not None:
@@ -63,7 +69,7 @@ def _retaken(records: list[Record], p: Tensor, geometry: Geometry, rows: Tensor)
         squares = _closed_form(wide, p, geometry) if sparse else None
         if squares is None:
             values = _direct(wide, p, geometry, slice(None))
-            terms = terms_of(wide, geometry.scale[p])
+            terms = terms_of(wide, geometry.scale[p], close=True)
             squares = Squares(values, OF_NORM * unit(values.dtype) * values, terms, values.dtype)
         parts.append(squares.certified(p.numel())[0])
     return torch.cat(parts)

@@ -86,10 +86,14 @@ class Outer(Record):
     def terms(self, s: Value) -> Tensor | None:
         if self.places == 1:
             return None
-        if not isinstance(s, Tensor) or not s.dim():
-            return (squared_norms(self.a) * squared_norms(self.e)).sqrt_() / float(s)
+        least = float(s.amin()) if isinstance(s, Tensor) else s
+        return (squared_norms(self.a) * squared_norms(self.e)).sqrt_() / least
+
+    def close_terms(self, s: Tensor) -> Tensor | None:
+        if self.places == 1:
+            return None
         # sum_t |e_tr a_tc| <= |e_r| |a_c| over the places, for each coordinate.
-        of_a, of_e = (torch.linalg.vector_norm(t, dim=1).square_() for t in (self.a, self.e))
+        of_a, of_e = self.a.square().sum(1), self.e.square().sum(1)
         return self._weighted(of_e, of_a, s.pow(-2)).sqrt_()
 
     def _weighted(self, e: Tensor, a: Tensor, matrix: Tensor) -> Tensor:

@@ -85,11 +85,15 @@ class Record(ABC):
         return self.kept(rows)
 
     def terms(self, s: Value) -> Tensor | None:
-        """A bound on the sum of the lengths of the terms `G_i` is made of, divided by a scale.
+        """A bound on the sum of the lengths of the terms `G_i` is made of, divided by a scale, float64.
 
         None if there is one term, or if their sum is in hand.
         """
         return None
+
+    def close_terms(self, s: Tensor) -> Tensor | None:
+        """A closer bound for a scale per coordinate, which costs more."""
+        return self.terms(s)
 
     def squares(self) -> Squares | None:
         """`|G_i|^2`, or None where materializing is as good."""
@@ -165,9 +169,12 @@ def materialized(records: list[Record], rows: slice | Tensor) -> Tensor:
     return total
 
 
-def terms_of(records: list[Record], s: Value) -> Tensor | None:
+def terms_of(records: Sequence[Record], s: Value, *, close: bool = False) -> Tensor | None:
     """What the terms of several records come to; see `Record.terms`."""
-    each = [terms for terms in (record.terms(s) for record in records) if terms is not None]
+    bounds = [
+        r.close_terms(s) if close and isinstance(s, Tensor) and s.dim() else r.terms(s) for r in records
+    ]
+    each = [terms for terms in bounds if terms is not None]
     return torch.stack(each).sum(0) if each else None
 
 
