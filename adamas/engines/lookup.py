@@ -32,7 +32,7 @@ class Lookup(Record):
         """Example, row and gradient of every row that an example touches, each once."""
         if self._touched is None:
             first = torch.arange(self.n, device=self.e.device).unsqueeze(1) * self.rows
-            keys, inverse = torch.unique((first + self.indices).view(-1), return_inverse=True)
+            keys, inverse = torch.unique((first + self.indices).reshape(-1), return_inverse=True)
             total = torch.zeros((len(keys), self.e.shape[2]), dtype=self.e.dtype, device=self.e.device)
             total.index_add_(0, inverse, self.e.reshape(-1, self.e.shape[2]))
             self._inverse = inverse
