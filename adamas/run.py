@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -601,6 +602,21 @@ SEED_WARNING = (
 @contextmanager
 def model_randomness(seed: Seed, step: int, *place: int) -> Iterator[None]:
     """Dropout and augmentation as a function of seed and step; the global generators stay as they are."""
-    with torch.random.fork_rng():
-        torch.manual_seed(int(seed.words("model", step, *place, count=1)[0]))
+    value = int(seed.words("model", step, *place, count=1)[0])
+    if _has_accelerator():
+        with torch.random.fork_rng():
+            torch.manual_seed(value)
+            yield
+        return
+    # The same without a look for devices, which takes as long as the noise of a small model.
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(value)
+    try:
         yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
