@@ -84,6 +84,31 @@ class Words(nn.Module):
         return (y[:, ::2] - y[:, 1::2]).sum((1, 2))
 
 
+class Transposed(nn.Module):
+    """As `Contrast`, by a function without a formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ConvTranspose2d(4, 8, 3, bias=False)
+        self.norm = nn.InstanceNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)).mul(torch.linspace(0, 1, 8).view(1, -1, 1, 1)).tanh().sum((1, 2, 3))
+
+
+class Product(nn.Module):
+    """As `Difference`, by a weight of low rank, or by a function without a formula."""
+
+    def __init__(self, merged: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 16)), nn.Parameter(torch.randn(16, 3))
+        self.merged = merged
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.b @ self.a) if self.merged else torch.einsum("nti,ri,or->nto", x, self.a, self.b)
+        return (y[:, ::2] - y[:, 1::2]).tanh().sum((1, 2))
+
+
 DOORS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "two places": (lambda: Difference(16), (2, 16)),
     "many places": (lambda: Difference(64), (16, 64)),
@@ -93,6 +118,9 @@ DOORS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution, kept gradients": (lambda: Contrast(4, 3), (4, 12, 12)),
     "standardised weight": (Standardised, (6, 20)),
     "embedding": (Words, (8, 4)),
+    "no formula": (Transposed, (4, 6, 6)),
+    "low rank": (lambda: Product(True), (4, 16)),
+    "einsum": (lambda: Product(False), (4, 16)),
 }
 LEVELS = (1.0, 1e3, 1e4, 1e5, 1e6, 1e7)
 

@@ -1,8 +1,9 @@
 """The record of a function without a formula of its own: vector-Jacobian products, in chunks of examples.
 
 For norms the function is applied example by example (`vmap`), with a copy of the weight for each example of a
-chunk. The sum takes one product with the whole call, whose output gradients are scaled by the weights; in 16
-bits it takes the examples' gradients again.
+chunk. In float64 the sum takes one product with the whole call, whose output gradients are scaled by the
+weights. In fewer bits that would round other than the norm does, and nothing bounds by how much: there it
+adds up the very gradients whose norms were taken, which are kept if they are not large, or made again.
 """
 
 from collections.abc import Sequence
@@ -111,12 +112,15 @@ class General(Record):
         output: The call's value with a graph, and the weights in it by place, if they are at hand.
     """
 
+    most_kept = 5
+
     def __init__(
         self, call: Call, place: int, e: Tensor, output: tuple[Tensor, dict[int, Tensor]] | None = None
     ) -> None:
         self._call, self._place, self.e = call, place, e
         self.n = e.shape[0]
         self._output = call.differentiable([place]) if output is None else output
+        self._gradients: dict[tuple[int, int], Tensor] = {}  # by first and last example
 
     def formula(self, per_coordinate: bool) -> str:
         return "vector-Jacobian products in chunks"
@@ -125,6 +129,18 @@ class General(Record):
         return (*self._call.tensors(), self.e)
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
+        if self._product_is_exact or not isinstance(rows, slice):
+            return self._made(rows)
+        start, stop, _ = rows.indices(self.n)
+        if (start, stop) in self._gradients:
+            return self._gradients[start, stop]
+        made = self._made(rows)
+        size = self.n * self._call.weight(self._place).numel()
+        if size <= self.most_kept * sum(t.numel() for t in self.tensors()):
+            self._gradients[start, stop] = made
+        return made
+
+    def _made(self, rows: slice | Tensor) -> Tensor:
         call, e, expected = self._call.of_rows(rows), self.e[rows], self._output[0].detach()[rows]
         weight = call.weight(self._place).detach()
         with torch.enable_grad():
@@ -139,32 +155,34 @@ class General(Record):
         return gradients.to(self.dtype)
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
-        if self._narrow:
-            self._add_wide_sum(weights, out, fresh)
+        if not self._product_is_exact:
+            self._add_gradients(weights, out, fresh)
             return
         output, leaves = self._output
         scaled = self.e * weights.view(-1, *[1] * (self.e.dim() - 1))
         (total,) = torch.autograd.grad(output, leaves[self._place], scaled, retain_graph=True)
         out.copy_(total) if fresh else out.add_(total)
 
-    def _add_wide_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
-        """Gradient by gradient: a product in 16 bits rounds the sum by more than an example may move it."""
+    def _add_gradients(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
+        """Gradient by gradient, in the chunks in which norms were taken."""
         if fresh:
             out.zero_()
         step = chunk_length(out.numel())
         for i in range(0, self.n, step):
-            rows = slice(i, i + step)
-            out += torch.tensordot(weights[rows], self.materialize(rows), 1)
+            rows = slice(i, min(i + step, self.n))
+            gradients = self._gradients.get((rows.start, rows.stop))
+            gradients = self._made(rows) if gradients is None else gradients
+            out += torch.tensordot(weights[rows], gradients, 1)
 
     @property
     def dtype(self) -> torch.dtype:
         return accumulation_dtype(self._call.weight(self._place).dtype)
 
     @property
-    def _narrow(self) -> bool:
-        """Whether the call computes in 16 bits."""
+    def _product_is_exact(self) -> bool:
+        """Whether the call computes in float64."""
         tensors = (self._output[0], self._call.weight(self._place), self.e)
-        return any(accumulation_dtype(t.dtype) != t.dtype for t in tensors) or self._call.narrow
+        return all(t.dtype == torch.float64 for t in tensors) and not self._call.narrow
 
     def kept(self, rows: Tensor) -> "General":
         return General(self._call.of_rows(rows), self._place, self.e[rows])
