@@ -471,6 +471,7 @@ def test_a_loss_that_mixes_examples_is_caught(monkeypatch, kind):
     assert_caught(monkeypatch, lambda: made(MIXING[kind], engine="vmap"), MIXED)
 
 
+@pytest.mark.filterwarnings("ignore:engine='auto' takes")
 @pytest.mark.parametrize("kind", MIXING)
 def test_a_loss_that_mixes_examples_has_no_influence_or_is_caught(monkeypatch, kind):
     """Whatever engine the run takes: either nothing is wrong with its releases, or a row says what is."""

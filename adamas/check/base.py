@@ -9,14 +9,13 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from adamas._nests import named_tensors
 from adamas._replay import MakeRun, examples_of, fresh_run
 from adamas.check.draws import loaded_batches
 from adamas.check.full_batch import FullBatch, full_batch, spread
-from adamas.check.measures import agree, losses
+from adamas.check.measures import agree, losses, same
 from adamas.loading import dataset_length
 from adamas.run import PrivateRun
 
@@ -128,7 +127,7 @@ class Replay:
         """Whether collate_fn draws random values."""
         batches = [examples_of(self.still, self.batch.together, state=state) for state in range(4)]
         first, *others = ([x for _, x in named_tensors(batch)] for batch in batches)
-        return not all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+        return not all(same(a, b) for other in others for a, b in zip(first, other, strict=True))
 
     def in_time(self, items: Iterable[T]) -> Iterator[T]:
         """Goes on until the time for them is over, but not before the second one; ranks go on together."""

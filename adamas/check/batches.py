@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from adamas._collate import check_collate
 from adamas._nests import named_leaves, named_tensors
 from adamas._streams import global_randomness
 from adamas.check.base import FAIL, PASS, Outcome, Replay
+from adamas.check.measures import same
 from adamas.loading import dataset_length
 from adamas.run import PrivateRun
 
@@ -30,7 +30,7 @@ def collated_rows(replay: Replay) -> Outcome:
     run, places = replay.still, replay.batch.together
     check_collate(run.loader, places)
     whole, n, compared = _tensors(run, places), dataset_length(run.loader.dataset), 0
-    if any(not _equal(x, again) for x, again in zip(whole, _tensors(run, places), strict=True)):
+    if any(not same(x, again) for x, again in zip(whole, _tensors(run, places), strict=True)):
         return FAIL, "of the same examples and random state, two batches are made that differ"
     longest = max(places, key=lambda place: sum(x.numel() for x in _tensors(run, [place])))
     for i in replay.batch.chosen:
@@ -40,7 +40,7 @@ def collated_rows(replay: Replay) -> Outcome:
             if any(a.shape != b.shape for a, b in zip(whole, beside, strict=True)):
                 continue  # padding, and other random values
             compared += 1
-            if any(not _equal(a[i], b[i]) for a, b in zip(whole, beside, strict=True)):
+            if any(not same(a[i], b[i]) for a, b in zip(whole, beside, strict=True)):
                 return FAIL, "an example's row depends on the other examples"
     words = "alone and " * (not replay.collates_at_random)
     return PASS, (
@@ -57,7 +57,3 @@ def _loaded(run: PrivateRun, places: list[int]) -> Any:
 
 def _tensors(run: PrivateRun, places: list[int]) -> list[Tensor]:
     return [x for _, x in named_tensors(_loaded(run, places))]
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.eq(a, b).logical_or((a != a) & (b != b)).all())

@@ -85,12 +85,10 @@ def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
 
 
 def _sizes(data: Any) -> Tensor:
-    """The largest magnitude in each example's numbers; whole numbers are names, and count as 0."""
+    """The largest magnitude in each example's inputs, where they are real numbers, and several."""
     tensors = [x for _, x in named_tensors(data)]
     sizes = torch.zeros(len(tensors[0]), dtype=torch.float64)
     for x in tensors:
-        if x.is_floating_point() and x.numel():
-            sizes = sizes.maximum(
-                x.flatten(1).abs().amax(1).double().cpu() if x.dim() > 1 else x.double().cpu()
-            )
+        if x.is_floating_point() and x.dim() > 1 and x.numel():
+            sizes = sizes.maximum(x.flatten(1).abs().amax(1).double().cpu())
     return sizes

@@ -1,7 +1,7 @@
 """What the checks measure on a run: losses and gradients, and how far two of them are apart."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from adamas.engines import trainable_parameters
 from adamas.run import PrivateRun, model_randomness
+
+# Of the longest gradient of several: rounding is not measured against what is shorter.
+_SHORTEST = 1e-3
 
 
 def recorded_events(run: PrivateRun) -> int:
@@ -36,11 +39,23 @@ def length(gradient: Mapping[Tensor, Tensor]) -> float:
     return math.sqrt(math.fsum(float(g.double().square().sum()) for g in gradient.values()))
 
 
-def distance(a: Mapping[Tensor, Tensor], b: Mapping[Tensor, Tensor], least: float = 0.0) -> float:
-    """How far two gradients are apart, relative to the longer one or to `least`; 0 if all vanish."""
-    apart = length({p: a[p].double() - b[p].double() for p in a})
-    longest = max(length(a), length(b), least)
-    return apart / longest if longest > 0 else 0.0
+def apart(a: Mapping[Tensor, Tensor], b: Mapping[Tensor, Tensor]) -> tuple[float, float]:
+    """How far two gradients are apart, and how long the longer one is."""
+    squares = math.fsum(float((a[p].double() - b[p].double()).square().sum()) for p in a)
+    return math.sqrt(squares), max(length(a), length({p: b[p] for p in a}))
+
+
+def relative(pairs: Iterable[tuple[float, float]]) -> float:
+    """The largest distance in terms of its length; what is far shorter than the longest counts as longer."""
+    held = list(pairs)
+    least = _SHORTEST * max((size for _, size in held if math.isfinite(size)), default=0.0)
+    worst = 0.0
+    for distance, size in held:
+        if not math.isfinite(distance):
+            return math.inf
+        if distance:
+            worst = max(worst, distance / max(size, least)) if max(size, least) else math.inf
+    return worst
 
 
 def tolerance(run: PrivateRun) -> float:
@@ -53,3 +68,10 @@ def agree(a: Tensor, b: Tensor) -> bool:
     """Whether two vectors of losses are equal but for rounding."""
     relative = min(0.1, 100 * torch.finfo(a.dtype).eps)
     return torch.allclose(a.double(), b.double(), rtol=relative, atol=relative, equal_nan=True)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and values; NaN is the same as NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,6 +1,6 @@
 """Checks of model and loss: does each example's gradient belong to it alone, and is it the right one?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,36 +10,32 @@ from torch import Tensor
 from adamas._nests import map_tensors
 from adamas._replay import examples_of, run_geometry
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
-from adamas.check.measures import agree, distance, gradients, length, losses, tolerance
+from adamas.check.measures import agree, apart, gradients, length, losses, relative, tolerance
 from adamas.engines import ENGINES
 from adamas.run import PrivateRun, model_randomness
-
-# Of the longest gradient of a batch: rounding is not measured against what is shorter.
-_SHORTEST = 1e-3
 
 
 def mixed_examples(replay: Replay) -> Outcome:
     """Exchanges the other examples of a batch, and takes them away, and looks at one example's gradient."""
-    count, apart = len(replay.batch.together), 0.0
+    count, moved = len(replay.batch.together), 0.0
     if count < 2:
         return NOT_APPLICABLE, "the data set has one example, or micro_batch_size is 1"
     for run in (replay.still, replay.later):
-        data, found = examples_of(run, replay.batch.together), []
+        data, pairs = examples_of(run, replay.batch.together), []
         for i in replay.in_time(replay.batch.chosen):
             others = [(j // 2 * 2 + count // 2) % count for j in range(count)]  # every other one, and twice
             others[i] = i
-            batches = [(data, i), (_rows(data, others), i)]
+            mine = gradients(run, data, i)
+            pairs.append(apart(mine, gradients(run, _rows(data, others), i)))
             if not replay.random:  # alone, dropout would draw another mask
-                batches.append((_rows(data, [i]), 0))
-            found.append([gradients(run, batch, row) for batch, row in batches])
-        least = _SHORTEST * max(length(alike[0]) for alike in found)
-        apart = max(apart, *(distance(alike[0], g, least) for alike in found for g in alike[1:]))
+                pairs.append(apart(mine, gradients(run, _rows(data, [i]), 0)))
+        moved = max(moved, relative(pairs))
     compared = "exchanged" if replay.random else "exchanged, and taken away"
     seen = (
         f"the other {count - 1} examples of a batch {compared}, at the start and after "
-        f"{replay.later.steps_done} steps: a gradient moved by {apart:.2g} of itself"
+        f"{replay.later.steps_done} steps: a gradient moved by {moved:.2g} of itself"
     )
-    return (PASS if apart <= tolerance(replay.still) else FAIL), seen
+    return (PASS if moved <= tolerance(replay.still) else FAIL), seen
 
 
 def deterministic_forward(replay: Replay) -> Outcome:
@@ -75,13 +71,13 @@ def autograd_gradients(replay: Replay) -> Outcome:
     differences = [_against_autograd(run, replay, None) for run in (replay.still, replay.later)]
     if None in differences:
         return NOT_APPLICABLE, "the forward draws random values in evaluation mode, too"
-    apart = max(value for value in differences if value is not None)
+    most = max(value for value in differences if value is not None)
     seen = (
         f"engine {replay.still.engine}, {len(replay.batch.together)} examples at a time, at the start and "
-        f"after {replay.later.steps_done} steps: gradients and norms differ from autograd's by {apart:.2g} "
+        f"after {replay.later.steps_done} steps: gradients and norms differ from autograd's by {most:.2g} "
         "of themselves"
     )
-    return (PASS if apart <= tolerance(replay.still) else FAIL), seen
+    return (PASS if most <= tolerance(replay.still) else FAIL), seen
 
 
 def tied_parameters(replay: Replay) -> Outcome:
@@ -93,42 +89,35 @@ def tied_parameters(replay: Replay) -> Outcome:
     tied = {p: found for p, found in names.items() if len(found) > 1 and p.requires_grad}
     if not tied:
         return NOT_APPLICABLE, "no trainable parameter has two names"
-    apart = _against_autograd(run, replay, set(tied))
-    if apart is None:
+    most = _against_autograd(run, replay, set(tied))
+    if most is None:
         return NOT_APPLICABLE, "the forward draws random values in evaluation mode, too"
     words = ", ".join(" = ".join(map(repr, found)) for found in tied.values())
-    seen = f"{words}: engine {run.engine} differs from autograd by {apart:.2g}"
-    return (PASS if apart <= tolerance(run) else FAIL), seen
+    seen = f"{words}: engine {run.engine} differs from autograd by {most:.2g}"
+    return (PASS if most <= tolerance(run) else FAIL), seen
 
 
 def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | None:
     """How far the engine's gradients and norms are from autograd's; None for a forward that cannot rest."""
-    data, chosen = examples_of(run, replay.batch.together), replay.batch.chosen
+    data, geometry = examples_of(run, replay.batch.together), run_geometry(run)
+    weighed, measured = [], []
     with _at_rest(run, replay.random):
         if replay.random and not all(
             agree(losses(run, data, step=0), losses(run, data, step=step)) for step in range(1, 5)
         ):
             return None
-        alone = {i: gradients(run, _rows(data, [i]), 0) for i in replay.in_time(chosen)}
-        geometry, apart = run_geometry(run), 0.0
-        whitened = {
-            i: {p: geometry.whiten(p, g.double()) for p, g in gradient.items()}
-            for i, gradient in alone.items()
-        }
-        least = _SHORTEST * max(length(gradient) for gradient in alone.values())
-        least_norm = _SHORTEST * max(length(gradient) for gradient in whitened.values())
-        for i, expected in alone.items():
+        for i in replay.in_time(replay.batch.chosen):
+            expected = gradients(run, _rows(data, [i]), 0)
             with model_randomness(run.noise.seed, 0):
                 engine = ENGINES[run.engine](run.model, run.loss, data)
                 norm = float(engine.norms(geometry)[i])
                 weights = torch.zeros(len(replay.batch.together), dtype=torch.float64)
                 weights[i] = 1.0
-                found = dict(engine.weighted_sum(weights.to(next(iter(expected)).device)))
-            kept: Mapping[Tensor, Tensor] = expected if params is None else {p: expected[p] for p in params}
-            stated = length(whitened[i])
-            off = abs(norm - stated) / max(stated, least_norm) if max(stated, least_norm) > 0 else norm
-            apart = max(apart, distance(kept, {p: found[p] for p in kept}, least), off)
-    return apart
+                found = engine.weighted_sum(weights.to(next(iter(expected)).device))
+            stated = length({p: geometry.whiten(p, g.double()) for p, g in expected.items()})
+            measured.append((abs(norm - stated), stated))
+            weighed.append(apart({p: g for p, g in expected.items() if params is None or p in params}, found))
+    return max(relative(weighed), relative(measured))
 
 
 def _rows(data: Any, rows: list[int]) -> Any:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from adamas._replay import examples_of, release_of
 from adamas._state import Snapshot
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, STEPS, Outcome, Replay
-from adamas.check.measures import losses
+from adamas.check.measures import losses, same
 
 _SIZES = (1, 2, 3, 5, 8)
 _RELEASES = 4
@@ -56,13 +56,10 @@ def _registered(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _changed(before: dict[str, Tensor], model: nn.Module) -> str | None:
-    """The first name whose tensor has another shape, type or value; NaN stays NaN."""
+    """The first name whose tensor has another shape, type or value."""
     now = _named(model)
     for name, old in before.items():
-        new = now.get(name)
-        if new is None or new.shape != old.shape or new.dtype != old.dtype:
-            return name
-        if not bool(((new == old) | ((new != new) & (old != old))).all()):
+        if name not in now or not same(now[name], old):
             return name
     return None
 
