@@ -1,4 +1,4 @@
-"""The error classes of our own.
+"""The error classes of our own, and a warning.
 
 Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`.
 """
@@ -17,3 +17,7 @@ class BudgetError(RuntimeError):
 
 class DistributedError(RuntimeError):
     """The ranks of a data-parallel run cannot go on together: one failed, has ended, or differs."""
+
+
+class SlowEngineWarning(UserWarning):
+    """The fast engine cannot follow a model: another one computes the same, example by example, and is slower."""

@@ -1,5 +1,6 @@
 """`make_private`: the convenient front for sampling, engine, door, ledger and rule."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Distributed, Ranks, raises_together
-from adamas.engines import ENGINES, Loss, trainable_parameters
-from adamas.engines.probes import PROBE_EXAMPLES, check_loss
-from adamas.errors import UnsupportedError
+from adamas.engines import ENGINES, FAST, Loss, trainable_parameters
+from adamas.engines.probes import PROBE_EXAMPLES, check_loss, compare_alone
+from adamas.errors import SlowEngineWarning, UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS, supports
 from adamas.loading import Loader, dataset_length
@@ -235,7 +236,14 @@ def make_private(
         rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)
-        engine = _chosen_engine(engine, model, loss, sample)
+        engine, refusal = _chosen_engine(engine, model, loss, sample)
+    if refusal is not None:
+        warnings.warn(
+            f"engine='auto' takes {engine!r}, which computes each example by itself and is slower. {FAST!r} "
+            f"refuses: {refusal}",
+            SlowEngineWarning,
+            stacklevel=2,
+        )
     if steps is None:
         assert epochs is not None
         steps = epochs * sampler.steps_per_epoch()
@@ -339,16 +347,24 @@ def _sampler(sampling: str, n: int, batch_size: int, max_batch_size: int | None,
     return SAMPLERS[sampling](n, batch_size, seed)
 
 
-def _chosen_engine(engine: str, model: nn.Module, loss: Loss, sample: Any) -> str:
-    """The first engine that accepts model and loss on a few examples."""
+def _chosen_engine(
+    engine: str, model: nn.Module, loss: Loss, sample: Any
+) -> tuple[str, UnsupportedError | None]:
+    """The first engine that accepts model and loss on a few examples, and why it is not the fast one."""
     names = list(ENGINES) if engine == "auto" else [engine]
     ball = Geometry.ball(trainable_parameters(model).values())
+    refusal: UnsupportedError | None = None
+    compared = False
     for name in names:
         try:
+            if name != FAST and not compared:
+                compare_alone(model, loss, sample)
+                compared = True
             ENGINES[name](model, loss, sample).norms(ball)
-        except UnsupportedError:
+        except UnsupportedError as error:
+            refusal = refusal or error
             if name == names[-1]:
                 raise
         else:
-            return name
+            return name, refusal
     raise AssertionError("ENGINES is empty.")

@@ -16,11 +16,15 @@ from adamas.engines.loop import Loop
 from adamas.engines.stacked import Stacked
 from adamas.engines.vmap import Vmap
 
+FAST = "bookkeeping"
+"""The engine that costs no more than training without privacy."""
+
 ENGINES: dict[str, EngineFactory] = {"bookkeeping": Bookkeeping, "vmap": Vmap, "loop": Loop}
 """Engines by name, the preferred one first: `engine="auto"` takes the first that accepts the model."""
 
 __all__ = [
     "ENGINES",
+    "FAST",
     "Bookkeeping",
     "Engine",
     "EngineFactory",

@@ -208,17 +208,18 @@ class Bookkeeping:
         return self._direct
 
     def _record(self, geometry: Geometry) -> None:
-        if not self._known.checked:
+        first = not self._known.checked
+        if first:
             few = min(self._n, PROBE_EXAMPLES)
             with unchanged_generator():
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)
-                check_loss(self._model, self._loss, sample, compare=False)
-            self._known.checked = True
+                check_loss(self._model, self._loss, sample)
         recorder = Recorder(self._names, self._n, geometry)
         batch = map_tensors(recorder.start, self._batch)
         with torch.enable_grad():
-            losses = check_losses(recorder.losses(self._loss, self._model, batch), self._n)
+            losses = check_losses(recorder.losses(self._loss, self._model, batch, first=first), self._n)
             recorder.backward(losses)
+        self._known.checked = True
         if self._known.single is not False:
             self._known.single = not recorder.unit.single_differs
         self._direct = {}

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from adamas._nests import batch_length, map_tensors
+from adamas._state import unchanged
 from adamas.engines.base import Loss, check_losses
 from adamas.errors import UnsupportedError
 
@@ -18,22 +19,15 @@ PROBE_EXAMPLES = 3
 """On how many examples a model is tried."""
 
 
-def check_loss(model: nn.Module, loss: Loss, sample: Any, *, compare: bool = True) -> None:
-    """Tries the loss on a few examples: shape, changed state, and whether it depends on other examples.
+def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
+    """Tries the loss on a few examples: its shape, and whether it changes state or differentiates itself.
 
     Nothing is left on the model, and no value of the data appears in an error.
-
-    Args:
-        model: The model.
-        loss: One loss per example.
-        sample: A few examples.
-        compare: Compare the loss of each example with that of the example alone.
     """
     n = batch_length(sample)
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
-        with torch.enable_grad():
+        with unchanged(model, loss), torch.enable_grad():
             inputs = map_tensors(lambda x: x.detach(), sample)
             for p, _ in gradients:
                 p.grad = None
@@ -42,28 +36,19 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any, *, compare: bool = Tru
             if any(p.grad is not None for p, _ in gradients):
                 raise UnsupportedError(_BACKWARD)
             check_losses(losses, n)
-        changed = [
-            name
-            for name, b in model.named_buffers()
-            if name not in before or (not torch.equal(b, before[name]) and _finite(b))
-        ]
-        if changed:
-            raise UnsupportedError(
-                f"The forward changes the buffer {changed[0]!r}, so an example's gradient depends on the "
-                "examples before it. Freeze the module that owns it with .eval(), or remove the update."
-            )
-        if compare and n > 1:
-            _compare_alone(model, loss, sample, n)
     finally:
         for p, gradient in gradients:
             p.grad = gradient
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in before:
-                    buffer.copy_(before[name])
 
 
-def _compare_alone(model: nn.Module, loss: Loss, sample: Any, n: int) -> None:
+def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
+    """Compares the loss of each of a few examples with that of the example alone.
+
+    An engine that computes each example by itself gives a loss that mixes examples another meaning.
+    """
+    n = batch_length(sample)
+    if n < 2:
+        return
     random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
     drawing = [m for m in model.modules() if isinstance(m, random)]
     with _evaluation(drawing), torch.enable_grad(), _WithoutDropout() as mode:
@@ -148,10 +133,6 @@ _MIXED = (
 
 def _example(sample: Any, i: int) -> Any:
     return map_tensors(lambda x: x[i : i + 1], sample)
-
-
-def _finite(x: Tensor) -> bool:
-    return not x.is_floating_point() or bool(x.isfinite().all())
 
 
 @contextmanager

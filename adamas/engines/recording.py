@@ -8,6 +8,7 @@ Whatever else a weight takes part in goes through one general path (`adamas.engi
 followed is refused by name.
 """
 
+import contextlib
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adamas._nests import named_tensors
 from adamas.engines import uses
 from adamas.engines.counts import counted_len, user_line
 from adamas.engines.graph import check_graph, seen_functions
@@ -29,6 +31,7 @@ from adamas.engines.tracking import (
     seen_body,
     tensors_in,
 )
+from adamas.engines.unseen import Below, check_modules
 from adamas.engines.uses import bound
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
@@ -45,6 +48,10 @@ _IN_PLACE: dict[str, Any] = {
     **{f"{name}_": getattr(torch, name) for name in ("add", "sub", "mul", "div", "lerp", "addcmul")},
     **{"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul},
     **{"__itruediv__": torch.div, "__idiv__": torch.div},
+}
+_IN_PLACE_OPERATORS = {
+    *("__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"),
+    *("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__", "__setitem__"),
 }
 _MATMULS = {"matmul", "__matmul__", "mm"}
 _EXPANSIONS = {"expand", "expand_as", "broadcast_to", "repeat"}
@@ -70,12 +77,29 @@ class Recorder(Tracker):
     def __init__(self, names: dict[Tensor, str], n: int, geometry: Geometry) -> None:
         super().__init__(names, n, geometry)
         self.customs: set[int] = set()  # nodes of the graph whose backward is looked at
+        self._depth: int | None = None  # calls that are being followed, in a first run
         self._inside: list[Any] = []  # functions that are followed through their own body at the moment
 
-    def losses(self, loss: Any, model: Any, batch: Any) -> Any:
-        """Computes the losses of a batch whose tensors were started."""
-        with counted_len(self.length), seen_functions(self.custom), self:
+    def losses(self, loss: Any, model: Any, batch: Any, *, first: bool = False) -> Any:
+        """Computes the losses of a batch whose tensors were started.
+
+        Args:
+            loss: One loss per example.
+            model: The model.
+            batch: The batch.
+            first: Look below the functions of Python, too, for what is not seen.
+        """
+        with contextlib.ExitStack() as stack:
+            if first:
+                check_modules(model)
+                self._depth = 0
+                inputs = [x for _, x in named_tensors(batch)]
+                stack.enter_context(Below(inputs, lambda: self._depth > 0))
+            stack.enter_context(counted_len(self.length))
+            stack.enter_context(seen_functions(self.custom))
+            stack.enter_context(self)
             losses = loss(model, batch)
+        self._depth = None
         if isinstance(losses, Tensor) and losses.requires_grad:
             mark = self.mark(losses)
             if mark is not None and mark.why is not None:
@@ -123,11 +147,24 @@ class Recorder(Tracker):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if self._depth is None:
+            return self._called(func, args, kwargs or {})
+        self._depth += 1
+        try:
+            return self._called(func, args, kwargs or {})
+        finally:
+            self._depth -= 1
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SHAPES and args:
             return SHAPES[func](self.shape(args[0]), args, kwargs)
         if func in HARMLESS or (self.in_backward and func == _GRAD):
             return func(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedError(
+                f"The forward uses a transform of torch.func, such as vmap ({user_line()}), in which the engine "
+                "cannot tell the examples apart. Write it with batched functions, or use engine='loop'."
+            )
         tensors = list(tensors_in((args, kwargs)))
         counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
         with_data = any(map(self.is_data, tensors))
@@ -155,7 +192,7 @@ class Recorder(Tracker):
             return func(*args)
         if func is torch._nested_tensor_from_mask_left_aligned:
             return False  # only a shortcut, too
-        if func is Tensor.__bool__ and sys._getframe(1).f_globals.get("__name__") in _SHORTCUTS:
+        if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in _SHORTCUTS:
             return False
         if weights:
             return self._used(func, name, args, kwargs, with_data)
@@ -165,6 +202,8 @@ class Recorder(Tracker):
             return uses.pad(self, *args)
         if func in IN_PLACE:
             return self.write(func, name, args, kwargs)
+        if _works_in_place(name) and func not in TABLE:
+            self.refuse_mixing(f"{name} is not known to keep the examples apart in place ({user_line()})")
         body = seen_body(func) if func in WRITTEN_OUT or func not in TABLE else None
         if body is not None and func not in self._inside:
             self._inside.append(func)
@@ -177,8 +216,10 @@ class Recorder(Tracker):
             self.refuse_mixing(f"{name} writes to out= ({user_line()})")
         if func in _FUSED_RNNS and not isinstance(args[3], bool):
             return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        if func not in TABLE and func in _READS:
+        if func in _READS and not (func in _STRIDES and self.place(args[0]).axis == 0):
             self._refuse_read(name)
+        if func in _STRIDES:
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) and not any(True for _ in tensors_in(result)):
             if func is Tensor.type:
@@ -270,7 +311,7 @@ class Recorder(Tracker):
             with self:
                 out = plain(args[0].clone(), *args[1:], **kwargs)
                 return args[0].copy_(out)
-        if (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
+        if _works_in_place(name):
             raise UnsupportedError(
                 f"{self.names_in(args, kwargs)} takes part in {name}, which works in place. Use the "
                 "function that returns a new tensor."
@@ -359,12 +400,18 @@ class Recorder(Tracker):
         return self.is_tracked(t) and t.dim() == 2
 
 
+def _works_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
+
+
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", str(func))
     return func.__self__.__name__ if name == "__get__" else name
 
 
+_STRIDES = {Tensor.stride, Tensor.storage_offset}  # which tell the number of examples if they are not first
 _READS: set[Any] = {
+    *_STRIDES,
     *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__),
     *(Tensor.__index__, Tensor.__array__, Tensor.__contains__, Tensor.__repr__, Tensor.__complex__),
     *(Tensor.__format__, Tensor.is_nonzero, torch.is_nonzero, torch.equal, Tensor.equal, torch.allclose),

@@ -564,6 +564,21 @@ def _batch_norm(call: Call) -> Found:
     return place
 
 
+def _grid_sample(call: Call) -> Found:
+    x, grid = call.first, call.get(1, "grid")
+    found: Place | None = None
+    for t in (x, grid):
+        place = call.place(t)
+        if place is not None and (place.axis or (found is not None and found != place)):
+            raise Mixing("grid_sample combines each example with others")
+        found = found or place
+    if found is not None:
+        for t in (x, grid):
+            if call.place(t) is None:
+                call.constant(t, 0, found)
+    return found
+
+
 def _embedding(call: Call) -> Found:
     indices = call.first
     call.only(indices)
@@ -1520,6 +1535,8 @@ for _axes in (1, 2, 3):
 _rows("group_norm", _group_norm)
 _rows("instance_norm", _instance_norm)
 _rows("batch_norm", _batch_norm)
+_rows("grid_sample", _grid_sample)
+_rows("multinomial", _last_axes(1))
 _rows("embedding", _embedding)
 _rows("embedding_bag", _embedding_bag)
 _rows("one_hot", _one_hot)

@@ -34,7 +34,7 @@ HARMLESS: set[Any] = {
     *(Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
     *(Tensor.get_device, Tensor.is_contiguous, Tensor.is_signed, Tensor.is_inference),
     *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.is_signed, torch.is_inference),
-    *(Tensor.__hash__, Tensor.stride, Tensor.storage_offset, torch.result_type),
+    *(Tensor.__hash__, torch.result_type),
     *(torch.get_device, Tensor.is_shared, Tensor.is_pinned, torch.numel),
 }
 for _name in """
@@ -153,7 +153,7 @@ class Tracker(TorchFunctionMode):
         """Returns the shape of a tensor, with a `Count` where the examples are."""
         mark = t.__dict__.get(MARK)
         size = t.size()
-        if sys._getframe(2).f_code.co_filename in _PLAIN_SIZES:
+        if sys._getframe(3).f_code.co_filename in _PLAIN_SIZES:
             return size
         if mark is None or mark.owner is not self.unit or mark.place is None:
             return size
@@ -230,7 +230,7 @@ class Tracker(TorchFunctionMode):
         if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
             self.refuse_mixing(f"{name} writes the position of the examples ({user_line()})")
         place = found.place if isinstance(found, Mark) else found
-        if before is None or before.made or (before.alike and before.place != place):
+        if before is None or before.made or before.alike:
             if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > 2:
                 raise UnsupportedError(
                     f"The forward writes data of the batch into a tensor that was not made in this step "
