@@ -47,7 +47,7 @@ class Convolution(Record):
     def _with(self, x: Tensor, e: Tensor) -> "Convolution":
         return Convolution(x, e, self.shape, self.stride, self.padding, self.dilation, self.groups)
 
-    def kept(self, rows: Tensor) -> "Convolution":
+    def kept(self, rows: slice | Tensor) -> "Convolution":
         return self.marked(self._with(self.x[rows], self.e[rows]), rows)
 
     def wide(self, rows: Tensor) -> "Convolution":

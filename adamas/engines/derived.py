@@ -6,6 +6,7 @@ product for each example. For the usual normalisations of the rows of a weight m
 (`adamas.engines.row_map`) the norm of the product has a closed form.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
@@ -57,37 +58,63 @@ def derived_squares(
     leaves: list[Tensor], members: Derived, direct: Mapping[Tensor, list[Record]], geometry: Geometry
 ) -> Tensor:
     """Squared whitened norms over the parameters of a group, which may have uses of their own."""
+    n = members[0][1][0].n
     if len(members) == 1 and len(members[0][1]) == 1 and not any(p in direct for p in leaves):
         taken = members[0][1][0].whitened
         if taken is not None:
+            missing = taken.isnan().nonzero().squeeze(1)
+            if len(missing):
+                taken[missing] = _by_products(leaves, members, direct, geometry, missing)
             return taken
-    size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
-    n = members[0][1][0].n
-    step = chunk_length(size)
-    parts, lengths, lengths_behind = [], [], []
-    around_zero = Geometry(None, geometry.scale) if geometry.center else geometry
+    return _by_products(leaves, members, direct, geometry, torch.arange(n, device=leaves[0].device))
+
+
+def _by_products(
+    leaves: list[Tensor],
+    members: Derived,
+    direct: Mapping[Tensor, list[Record]],
+    geometry: Geometry,
+    index: Tensor,
+) -> Tensor:
+    """The same for some examples by Jacobian products."""
+    outputs = [t for t, _ in members]
+    gain = _gain(outputs, leaves, geometry)
     sums = [_Sums(records) for _, records in members]
-    for start in range(0, n, step):
-        rows = slice(start, min(start + step, n))
-        totals, squares_of_totals = zip(*(each.total(rows) for each in sums), strict=True)
-        lengths.append(torch.stack(squares_of_totals).sum(0))
-        gradients = _pulled_back([t for t, _ in members], leaves, list(totals))
-        squares = behind = torch.zeros((), dtype=torch.float64)
+    parts = []
+    step = chunk_length(sum(p.numel() for p in leaves) + sum(t.numel() for t in outputs))
+    for start in range(0, len(index), step):
+        k = min(step, len(index) - start)
+        rows: slice | Tensor = index[start : start + k]
+        if len(index) == members[0][1][0].n:
+            rows = slice(start, start + k)
+        totals, lengths = zip(*(each.total(rows) for each in sums), strict=True)
+        gradients = _pulled_back(outputs, leaves, list(totals))
+        squares = torch.zeros((), dtype=torch.float64)
         for p, g in zip(leaves, gradients, strict=True):
-            k = rows.stop - rows.start
             total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
-            behind = behind + around_zero.squared_norms(p, total)
             for record in direct.get(p, []):
                 total = total + record.materialize(rows)
             squares = squares + geometry.squared_norms(p, total)
-        parts.append(squares)
-        lengths_behind.append(behind)
+        parts.append(behind_jacobian(squares, gain * torch.stack(lengths).sum(0), leaves[0].dtype))
     for each in sums:
         each.mark()
-    result, before = torch.cat(parts), torch.cat(lengths)
-    # The gain of the Jacobian, as far as these examples show it.
-    gain = float((torch.cat(lengths_behind) / before).nan_to_num(0.0, 0.0).amax()) if n else 0.0
-    return behind_jacobian(result, gain * before, leaves[0].dtype)
+    return torch.cat(parts)
+
+
+def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> float:
+    """How much longer the Jacobian makes a vector without a pattern, squared; no example has a say in it."""
+    vectors = [scattered(t.numel(), t).view(1, *t.shape) for t in outputs]
+    before = float(torch.stack([squared_norms(v) for v in vectors]).sum())
+    around_zero = Geometry(None, {p: geometry.scale[p] for p in leaves})
+    pulled = zip(leaves, _pulled_back(outputs, leaves, vectors), strict=True)
+    squares = [float(around_zero.squared_norms(p, g)) for p, g in pulled if g is not None]
+    return sum(squares) / before if before else 0.0
+
+
+def scattered(n: int, like: Tensor) -> Tensor:
+    """Values in [-1, 1] without a pattern that a Jacobian could have."""
+    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
+    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
 
 
 def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]) -> list[Tensor | None]:
@@ -108,9 +135,10 @@ class _Sums:
     def __init__(self, records: list[Record]) -> None:
         self._records = records
         self._terms = terms_of(records, 1.0)
-        self._again = torch.zeros(0, dtype=torch.bool) if self._terms is None else self._terms.isnan() & False
+        device = records[0].tensors()[0].device
+        self._again = torch.zeros(records[0].n, dtype=torch.bool, device=device)
 
-    def total(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def total(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of some examples, and their squares."""
         total = materialized(self._records, rows)
         values = squared_norms(total)
@@ -118,8 +146,9 @@ class _Sums:
             squares = Squares(values, None, self._terms[rows], self._records[0].dtype)
             again = squares.certified(total[0].numel(), 0.0)[1]
             if again is not None:
-                self._again[rows] = again
-                wide = [record.wide(again.nonzero().squeeze(1) + rows.start) for record in self._records]
+                chosen = torch.arange(len(self._again), device=total.device)[rows][again]
+                self._again[chosen] = True
+                wide = [record.wide(chosen) for record in self._records]
                 total[again] = materialized(wide, slice(None)).to(total.dtype)
                 values[again] = squared_norms(total[again])
         return total, values

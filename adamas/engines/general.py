@@ -184,5 +184,5 @@ class General(Record):
         tensors = (self._output[0], self._call.weight(self._place), self.e)
         return all(t.dtype == torch.float64 for t in tensors) and not self._call.narrow
 
-    def kept(self, rows: Tensor) -> "General":
+    def kept(self, rows: slice | Tensor) -> "General":
         return General(self._call.of_rows(rows), self._place, self.e[rows])

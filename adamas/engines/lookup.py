@@ -54,7 +54,7 @@ class Lookup(Record):
     def dtype(self) -> torch.dtype:
         return self.e.dtype
 
-    def kept(self, rows: Tensor) -> "Lookup":
+    def kept(self, rows: slice | Tensor) -> "Lookup":
         return self.marked(Lookup(self.indices[rows], self.e[rows], self.rows, None), rows)
 
     def wide(self, rows: Tensor) -> "Lookup":

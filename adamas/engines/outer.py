@@ -77,7 +77,7 @@ class Outer(Record):
     def dtype(self) -> torch.dtype:
         return self.e.dtype
 
-    def kept(self, rows: Tensor) -> "Outer":
+    def kept(self, rows: slice | Tensor) -> "Outer":
         return self.marked(Outer(self.a[rows], self.e[rows], self.transposed), rows)
 
     def wide(self, rows: Tensor) -> "Outer":

@@ -72,10 +72,10 @@ class Record(ABC):
         """The type of the gradients."""
 
     @abstractmethod
-    def kept(self, rows: Tensor) -> "Record":
+    def kept(self, rows: slice | Tensor) -> "Record":
         """The record of some examples only."""
 
-    def marked(self, part: R, rows: Tensor) -> R:
+    def marked(self, part: R, rows: slice | Tensor) -> R:
         """The record of some examples, who are retaken if they are here."""
         part.retaken = None if self.retaken is None else self.retaken[rows]
         return part
@@ -143,7 +143,7 @@ class Dense(Record):
     def dtype(self) -> torch.dtype:
         return self.gradients.dtype
 
-    def kept(self, rows: Tensor) -> "Dense":
+    def kept(self, rows: slice | Tensor) -> "Dense":
         return Dense(self.gradients[rows])
 
     def wide(self, rows: Tensor) -> "Dense":

@@ -9,7 +9,7 @@ from torch import Tensor
 from adamas._sums import memory_order, row_sums
 from adamas.engines.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.convolution import Convolution
-from adamas.engines.derived import leaves_of
+from adamas.engines.derived import leaves_of, scattered
 from adamas.engines.outer import Outer
 
 # Where the form leaves less of `alpha^2 |G|^2`, the three factors are not known well enough.
@@ -56,11 +56,11 @@ class RowMap:
         with torch.no_grad():
             rows = _Rows(t.detach().flatten(1))
             # The factors come from one vector, whose rows are of one size, so that none drowns in rounding.
-            noise = _scattered(rows.height + rows.width, rows.values)
+            noise = scattered(rows.height + rows.width, rows.values)
             first = _Vector(rows, (1.5 + noise[: rows.height]) / 2, noise[rows.height :], 1.0, 1.0)
             alpha, one, own = first.factors(_pulled(t, leaf, first.values()))
             # The form is checked on another one: rows that act on one another show in it.
-            noise = _scattered(3 * rows.height + rows.width, rows.values)
+            noise = scattered(3 * rows.height + rows.width, rows.values)
             sizes, mean, along = noise[: 3 * rows.height].view(3, rows.height)
             second = _Vector(rows, 1.5 + sizes, noise[3 * rows.height :], mean, along)
             apart = second.mapped(alpha, one, own).sub_(_pulled(t, leaf, second.values()))
@@ -81,8 +81,8 @@ class RowMap:
         flat = gradients.permute(0, *order).reshape(k * height, self._width)
         return row_sums(flat, self._in_order).view(3, k, height)
 
-    def of_rows(self, sums: Tensor, terms: Tensor | None) -> Tensor | None:
-        """`|J^T G_i|^2` in float64, not below the true ones, or None where the form would lose digits.
+    def of_rows(self, sums: Tensor, terms: Tensor | None) -> Tensor:
+        """`|J^T G_i|^2` in float64, not below the true ones; NaN where the form would lose digits.
 
         Args:
             sums: `|G|^2`, `t . G` and the sum for each row of each example's gradient, `(3, n, rows)`.
@@ -107,7 +107,7 @@ class RowMap:
         sums = None if self._keeps_mean else record.row_sums()
         return self._combined(squares, record.row_products(output), sums)
 
-    def _combined(self, squares: Squares, along: Tensor, sums: Tensor | None) -> Tensor | None:
+    def _combined(self, squares: Squares, along: Tensor, sums: Tensor | None) -> Tensor:
         """The norms, from `alpha^2 |G|^2` over all rows, and `t . G` and the sum of each row."""
         others, total = self.alpha.square(), squares.values
         before = total * self._gain
@@ -120,9 +120,9 @@ class RowMap:
         terms = None if terms is None else terms * math.sqrt(self._gain)
         bounded = Squares(values, errors, terms, squares.dtype)
         result, again = bounded.certified(self._weight.numel(), 0.0)
-        if again is not None or bool((values < _CANCELLATION * total).any()):
-            return None
-        return behind_jacobian(result, before, squares.dtype)
+        result = behind_jacobian(result, before, squares.dtype)
+        lost = values < _CANCELLATION * total
+        return result.masked_fill_(lost if again is None else lost | again, math.nan)
 
 
 class _Rows:
@@ -206,9 +206,3 @@ def _pulled(t: Tensor, leaf: Tensor, vector: Tensor) -> Tensor:
 
 def _sums(values: Tensor) -> Tensor:
     return values.sum(1, keepdim=True).double()
-
-
-def _scattered(n: int, like: Tensor) -> Tensor:
-    """Values in [-1, 1] without a pattern that a Jacobian could have."""
-    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
-    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
