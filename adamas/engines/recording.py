@@ -50,7 +50,16 @@ _IN_PLACE: dict[str, Any] = {
     **{"__itruediv__": torch.div, "__idiv__": torch.div},
 }
 _IN_PLACE_OPERATORS = {
-    *("__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"),
+    *(
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__idiv__",
+        "__itruediv__",
+        "__ifloordiv__",
+        "__imod__",
+        "__ipow__",
+    ),
     *("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__", "__setitem__"),
 }
 _MATMULS = {"matmul", "__matmul__", "mm"}
@@ -106,7 +115,9 @@ class Recorder(Tracker):
                 self.refuse_mixing(mark.why)
             place = None if mark is None else mark.place
             if losses.dim() == 1 and (
-                place is None or place.outer * place.inner != 1 or (place.rows is not None and place.rows.chosen)
+                place is None
+                or place.outer * place.inner != 1
+                or (place.rows is not None and place.rows.chosen)
             ):
                 self.refuse_mixing("the losses are not one for each example")
         return losses
@@ -263,7 +274,9 @@ class Recorder(Tracker):
             for g, mark in zip(gradients, marks, strict=False):
                 found = None if g is None else self.mark(g)
                 if g is not None and mark is not None and (found is None or found.place != mark.place):
-                    why = found.why if found is not None and found.why else "its gradients are at another place"
+                    why = (
+                        found.why if found is not None and found.why else "its gradients are at another place"
+                    )
                     self.refuse_mixing(f"the backward of {name} is not proven: {why}")
 
         node = result.grad_fn
@@ -286,7 +299,9 @@ class Recorder(Tracker):
                 self.tracked[id(t)] = t
         return result
 
-    def _used(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool) -> Any:
+    def _used(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool
+    ) -> Any:
         """A call in which a weight meets data, or a number of examples."""
         if func in WRITTEN_OUT:
             body = seen_body(func)

@@ -20,7 +20,7 @@ from adamas.engines.counts import Count, Shape, Unit, user_line
 from adamas.engines.graph import refuse_leaf
 from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.records import Record
-from adamas.engines.separation import INDEXING, IN_PLACE, KEEPS_VALUES, TABLE, Call, Mark, Mixing, Picks
+from adamas.engines.separation import IN_PLACE, INDEXING, KEEPS_VALUES, TABLE, Call, Mark, Mixing, Picks
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
@@ -37,11 +37,7 @@ HARMLESS: set[Any] = {
     *(Tensor.__hash__, torch.result_type),
     *(torch.get_device, Tensor.is_shared, Tensor.is_pinned, torch.numel),
 }
-for _name in """
-    dtype device ndim layout requires_grad is_leaf is_cuda is_cpu is_sparse is_sparse_csr is_quantized is_meta
-    is_mkldnn is_nested is_mps is_xpu is_xla is_ipu is_vulkan is_maia is_mtia names itemsize _version output_nr
-    is_hpu retains_grad
-""".split():
+for _name in ["dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_mkldnn", "is_nested", "is_mps", "is_xpu", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "names", "itemsize", "_version", "output_nr", "is_hpu", "retains_grad"]:
     if hasattr(Tensor, _name):
         HARMLESS.add(getattr(Tensor, _name).__get__)
 HARMLESS.add(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from adamas.engines import functions, recurrent
 from adamas.engines.convolution import Convolution
-from adamas.engines.derived import leaves_of
 from adamas.engines.counts import Count, user_line
+from adamas.engines.derived import leaves_of
 from adamas.engines.frames import Framed
 from adamas.engines.general import Call, General
 from adamas.engines.lookup import Lookup
@@ -366,7 +366,9 @@ def _copies(recorder: Tracker, p: Tensor, shape: tuple[int, ...], function: str)
     return result
 
 
-def expanded(recorder: Tracker, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def expanded(
+    recorder: Tracker, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
     """A weight that is expanded or repeated over the examples: a copy for each."""
     p = args[0]
     given = kwargs.get("size", kwargs.get("repeats", args[1:]))
@@ -398,9 +400,7 @@ def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
     name = getattr(func, "__name__", str(func))
     tensors = list(tensors_in((args, kwargs)))
     dim = max(t.dim() for t in tensors)
-    places = {
-        recorder.place(t).shifted(dim - t.dim()) for t in tensors if recorder.is_data(t)
-    }
+    places = {recorder.place(t).shifted(dim - t.dim()) for t in tensors if recorder.is_data(t)}
     if len(places) != 1:
         recorder.refuse_mixing(f"{name} combines each example with others ({user_line()})")
     (place,) = places
@@ -441,9 +441,13 @@ def attention(recorder: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Attention with a learned bias as its mask: a copy of the bias for each example."""
     given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
     mask, dim = given["attn_mask"], given["query"].dim()
-    places = {recorder.place(t).shifted(dim - t.dim()) for t in list(given.values())[:3] if recorder.is_data(t)}
+    places = {
+        recorder.place(t).shifted(dim - t.dim()) for t in list(given.values())[:3] if recorder.is_data(t)
+    }
     if len(places) != 1:
-        recorder.refuse_mixing(f"scaled_dot_product_attention combines each example with others ({user_line()})")
+        recorder.refuse_mixing(
+            f"scaled_dot_product_attention combines each example with others ({user_line()})"
+        )
     (place,) = places
     shape = (1,) * (dim - mask.dim()) + tuple(mask.shape)
     if place.axis >= dim - 2 or shape[place.axis] != 1 or place.rows is not None:

@@ -1,0 +1,61 @@
+"""Rules of functions that broadcast: each number of the result belongs to one place."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from adamas.engines.places import FIRST, Place
+from adamas.engines.separation.call import Call, Found, Mixing
+
+
+def broadcast(call: Call, tensors: Iterable[Tensor], dim: int) -> Place | None:
+    """Aligns tensors from the last axis: all data must have its examples at one place."""
+    found: Place | None = None
+    spread: Place | None = None  # of constants that are the same for each example
+    constants = []
+    for t in tensors:
+        place = call.place(t)
+        if place is None:
+            constants.append(t)
+            continue
+        if t.dim() != dim:
+            place = place.shifted(dim - t.dim())
+        mark = call.mark(t)
+        if mark is not None and mark.alike:
+            constants.append(t)
+            spread = place if spread is None or spread == place else FIRST
+        elif found is None:
+            found = place
+        elif found != place:
+            raise Mixing(f"{call.name} combines each example with others")
+    if found is None:
+        return spread
+    for t in constants:
+        call.constant(t, found.axis - dim + t.dim(), found)
+    return found
+
+
+def elementwise(call: Call) -> Found:
+    result = call.result
+    if not isinstance(result, Tensor):
+        result = result[0]
+    return broadcast(call, call.tensors(), result.dim())
+
+
+def copied(call: Call) -> Found:
+    """`x.copy_(source)`, whatever was there before."""
+    return broadcast(call, (call.args[1],), call.first.dim())
+
+
+def cast(call: Call) -> Found:
+    return call.place(call.first)
+
+
+def pointwise_loss(call: Call) -> Found:
+    if call.kwargs.get("reduction", "mean") != "none" or call.kwargs.get("reduce") is not None:
+        raise Mixing(f'{call.name} without reduction="none" runs over the examples')
+    return broadcast(call, call.tensors(), call.result.dim())
+
+
+def dropped(call: Call) -> Found:
+    return call.place(call.first)

@@ -1,0 +1,56 @@
+"""Rules of functions that make constants, with the number of examples among their sizes."""
+
+from torch import Tensor
+
+from adamas.engines.counts import Count
+from adamas.engines.places import Place
+from adamas.engines.separation.call import PACKED_SIZES, Call, Found, Mark, Mixing, Picks
+from adamas.engines.separation.views import over_examples, sizes_of
+
+
+def made(call: Call) -> Found:
+    """Constants of one value, or of random ones, with the number of examples among their sizes."""
+    given = call.kwargs.get("size", call.args[0] if call.args and not isinstance(call.args[0], int) else None)
+    sizes = list(given) if given is not None else [v for v in call.args if isinstance(v, int | Tensor)]
+    for axis, size in enumerate(sizes):
+        if isinstance(size, Tensor):
+            mark = call.mark(size)
+            if mark is not None and mark.why == PACKED_SIZES and int(size) == call.n:
+                sizes[axis] = Count(1, call.unit)
+            elif mark is not None:
+                raise Mixing(f"{call.name} reads a size from the batch")
+    value = call.kwargs.get(
+        "fill_value", call.args[1] if call.name == "full" and len(call.args) > 1 else None
+    )
+    if isinstance(value, Count):
+        raise Mixing(f"{call.name} computes with the number of examples")
+    return _alike(call, over_examples(call, sizes))
+
+
+def _alike(call: Call, place: Place | None) -> Mark | None:
+    return None if place is None else Mark(call.owner, place, alike=not call.name.startswith("rand"))
+
+
+def made_new(call: Call) -> Found:
+    sizes = sizes_of(call)
+    if call.name == "new_full":
+        sizes = call.get(1, "size")
+        if isinstance(call.get(2, "fill_value"), Count):
+            raise Mixing("new_full computes with the number of examples")
+    return _alike(call, over_examples(call, sizes))
+
+
+def numbered(call: Call) -> Found:
+    counts = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Count)]
+    if not counts:
+        return None
+    plain = len(call.args) == 1 or (len(call.args) == 2 and call.args[0] == 0)
+    if not plain or counts[0].unit is not call.unit or "step" in call.kwargs:
+        raise Mixing("arange makes a constant that differs by the examples' position")
+    place = Place(0, 1, counts[0].times)
+    return Mark(call.owner, place, numbers=True, picks=Picks(place, None))
+
+
+def made_like(call: Call) -> Found:
+    place = call.place(call.first)
+    return None if place is None else Mark(call.owner, place, alike=True)
