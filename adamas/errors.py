@@ -20,4 +20,4 @@ class DistributedError(RuntimeError):
 
 
 class SlowEngineWarning(UserWarning):
-    """The fast engine cannot follow a model: another one computes the same, example by example, and is slower."""
+    """The fast engine cannot follow a model: a slower one computes the same, example by example."""

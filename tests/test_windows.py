@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from test_bookkeeping import CASES, assert_exact, ball, loss, made
+from test_bookkeeping import CASES, assert_exact, loss, made
 
 from adamas import Geometry
 from adamas.engines import Bookkeeping, convolution
-from adamas.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 

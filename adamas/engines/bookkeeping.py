@@ -1,8 +1,8 @@
 """The fast engine: one forward, one backward without weight gradients, no per-example gradient of a model.
 
 The forward and the backward are followed by function (`recording`), which proves in every step that examples
-do not mix; norms come out of the records by the cheapest exact formula (`records`); and the weighted sum is one
-matrix product per use of a weight, with the rows of the output gradient scaled by the weights.
+do not mix; norms come out of the records by the cheapest exact formula (`records`); and the weighted sum is
+one matrix product per use of a weight, with the rows of the output gradient scaled by the weights.
 """
 
 import time
@@ -236,8 +236,8 @@ class Bookkeeping:
     def _of_one(self) -> Engine:
         """The engine of a single example: autograd itself, where one takes the same course as several.
 
-        Until that is known, and where a model asks whether it has one example, it is computed beside a copy of
-        itself.
+        Until that is known, and where a model asks whether it has one example, it is computed beside a copy
+        of itself.
         """
         if self._single is None:
             if self._known.single:

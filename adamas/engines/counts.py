@@ -1,10 +1,10 @@
 """Numbers of examples: integers that know what they count, so that nothing can depend on them unseen.
 
-The number of examples in a batch is private under Poisson sampling, and a loss that depends on it lets one
-record change the gradients of all others. So while a model runs, the sizes of its data along the example axis
-are `Count`s. They serve as sizes: they multiply with other sizes, divide without remainder, and compare with
-each other. A comparison with a plain number is answered where every batch of two or more examples has the same
-answer. Any other use is refused, with the line of the user's code.
+A loss that depends on the number of examples lets one record change the gradients of all others. So while
+a model runs, the sizes of its data along the example axis are `Count`s. They serve as sizes: they multiply
+with other sizes, divide without remainder, and compare with each other. A comparison with a plain number is
+answered where every batch of two or more examples has the same answer. Any other use is refused, with the
+line of the user's code.
 """
 
 import builtins
@@ -59,6 +59,7 @@ class Count(int):
     unit: Unit
 
     def __new__(cls, times: int, unit: Unit) -> "Count":
+        """Makes `times` as many as the unit has."""
         self = super().__new__(cls, times * unit.length)
         self.times, self.unit = times, unit
         return self

@@ -55,5 +55,5 @@ class Framed(Record):
     def dtype(self) -> torch.dtype:
         return self.e.dtype
 
-    def kept(self, rows: Tensor) -> "Framed":
+    def kept(self, rows: slice | Tensor) -> "Framed":
         return Framed(self.x[rows], self.e[rows], self.shape, *self._settings)

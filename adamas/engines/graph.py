@@ -12,8 +12,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from adamas.engines import functions
 from adamas.errors import UnsupportedError
 
-# Functions in Python whose backward keeps examples apart. A re-entrant checkpoint runs its forward again in the
-# backward, where the recorder sees it.
+# Functions in Python whose backward keeps examples apart. A re-entrant checkpoint runs its forward again in
+# the backward, where the recorder sees it.
 _KNOWN: set[Any] = {CheckpointFunction} | {
     value
     for value in vars(functions).values()
@@ -88,7 +88,7 @@ def check_graph(
 def refuse_leaf(leaf: Tensor) -> NoReturn:
     """Raises for a tensor that requires a gradient and is not the model's."""
     raise UnsupportedError(
-        f"loss(model, batch) depends on a tensor of shape {tuple(leaf.shape)} that requires a gradient and is not "
-        "a trainable parameter of the model: its gradient would have no noise. Make it a parameter of the model, "
-        "or call requires_grad_(False) on it."
+        f"loss(model, batch) depends on a tensor of shape {tuple(leaf.shape)} that requires a gradient and "
+        "is not a trainable parameter of the model: its gradient would have no noise. Make it a parameter of "
+        "the model, or call requires_grad_(False) on it."
     )

@@ -1,8 +1,8 @@
 """Where the examples of a batch are in a tensor, and how a tensor is sorted by them.
 
-An axis that holds the examples has `outer * n * inner` entries: the example is the middle digit of the index.
-A plain batch axis has `outer = inner = 1`; heads, windows or frames that are folded into it after the examples
-are `inner`; time that is folded into it before them is `outer`.
+An axis that holds the examples has `outer * n * inner` entries: the example is the middle digit of the
+index. A plain batch axis has `outer = inner = 1`; heads, windows or frames that are folded into it after the
+examples are `inner`; time that is folded into it before them is `outer`.
 """
 
 import math
@@ -98,7 +98,10 @@ def split(t: Tensor, place: Place, n: int) -> Tensor:
     """Unfolds the example axis: `outer`, examples and `inner` become axes of their own."""
     if place.outer == 1 and place.inner == 1:
         return t.unsqueeze(place.axis).unsqueeze(place.axis + 2)
-    return t.unflatten(place.axis, (place.outer, place.length(n), place.inner))
+    parts: Tensor = t.unflatten(  # type: ignore[no-untyped-call]
+        place.axis, (place.outer, place.length(n), place.inner)
+    )
+    return parts
 
 
 def by_example(t: Tensor, place: Place, n: int, trailing: int) -> Tensor:

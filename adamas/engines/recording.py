@@ -1,11 +1,11 @@
 """Follows weights and data through a model's forward, by function, and records what each weight took part in.
 
 A `TorchFunctionMode` sees every call of a torch function while the user's model runs. Each call on data is
-looked up in the table of `adamas.engines.separation`. A call in which a trainable weight meets data is replaced
-by one of `adamas.engines.functions` with the same value, which leaves a record in the backward. A call on
-weights alone makes a *derived* weight (a standardised or normalised one), which is followed like the others.
-Whatever else a weight takes part in goes through one general path (`adamas.engines.general`). What cannot be
-followed is refused by name.
+looked up in the table of `adamas.engines.separation`. A call in which a trainable weight meets data is
+replaced by one of `adamas.engines.functions` with the same value, which leaves a record in the backward. A
+call on weights alone makes a *derived* weight (a standardised or normalised one), which is followed like the
+others. Whatever else a weight takes part in goes through one general path (`adamas.engines.general`). What
+cannot be followed is refused by name.
 """
 
 import contextlib
@@ -76,8 +76,9 @@ _RNN_CELLS: dict[Any, str] = {
     torch.rnn_tanh_cell: "rnn_tanh",
     torch.rnn_relu_cell: "rnn_relu",
 }
-_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__)
+_GRAD = Tensor.grad.__get__  # type: ignore[union-attr]
+_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, _GRAD_FN)
 
 
 class Recorder(Tracker):
@@ -173,8 +174,9 @@ class Recorder(Tracker):
             return func(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedError(
-                f"The forward uses a transform of torch.func, such as vmap ({user_line()}), in which the engine "
-                "cannot tell the examples apart. Write it with batched functions, or use engine='loop'."
+                f"The forward uses a transform of torch.func, such as vmap ({user_line()}), in which the "
+                "engine cannot tell the examples apart. Write it with batched functions, or use "
+                "engine='loop'."
             )
         tensors = list(tensors_in((args, kwargs)))
         counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))

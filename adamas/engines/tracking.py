@@ -37,7 +37,35 @@ HARMLESS: set[Any] = {
     *(Tensor.__hash__, torch.result_type),
     *(torch.get_device, Tensor.is_shared, Tensor.is_pinned, torch.numel),
 }
-for _name in ["dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_mkldnn", "is_nested", "is_mps", "is_xpu", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "names", "itemsize", "_version", "output_nr", "is_hpu", "retains_grad"]:
+for _name in [
+    "dtype",
+    "device",
+    "ndim",
+    "layout",
+    "requires_grad",
+    "is_leaf",
+    "is_cuda",
+    "is_cpu",
+    "is_sparse",
+    "is_sparse_csr",
+    "is_quantized",
+    "is_meta",
+    "is_mkldnn",
+    "is_nested",
+    "is_mps",
+    "is_xpu",
+    "is_xla",
+    "is_ipu",
+    "is_vulkan",
+    "is_maia",
+    "is_mtia",
+    "names",
+    "itemsize",
+    "_version",
+    "output_nr",
+    "is_hpu",
+    "retains_grad",
+]:
     if hasattr(Tensor, _name):
         HARMLESS.add(getattr(Tensor, _name).__get__)
 HARMLESS.add(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -132,9 +160,9 @@ class Tracker(TorchFunctionMode):
     def refuse_mixing(self, why: str) -> NoReturn:
         """Raises, with the reason and the line of the user's code."""
         raise UnsupportedError(
-            f"loss(model, batch) is not proven to keep its examples apart: {why}. What mixes examples lets one "
-            "record change the gradients of others, which no clipping bounds. Make each loss a function of "
-            "its own example, or use engine='vmap' or engine='loop', which compute each example by itself."
+            f"loss(model, batch) is not proven to keep its examples apart: {why}. What mixes examples lets "
+            "one record change the gradients of others, which no clipping bounds. Make each loss a function "
+            "of its own example, or use engine='vmap' or engine='loop', which compute each example by itself."
         )
 
     # --- the proof ------------------------------------------------------------------------------------
@@ -142,7 +170,7 @@ class Tracker(TorchFunctionMode):
     def length(self, t: Tensor) -> Any:
         """Returns the length of a tensor, as `len` is asked while the model runs."""
         if t.dim() == 0:
-            return t.__len__()
+            return t.__len__()  # type: ignore[no-untyped-call]
         return self.shape(t)[0]
 
     def shape(self, t: Tensor) -> Any:
@@ -215,9 +243,8 @@ class Tracker(TorchFunctionMode):
     def write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call that changes its first argument in place, if that keeps the examples apart."""
         target: Tensor = args[0]
-        rule = IN_PLACE[func]
         try:
-            found = rule(Call(name, args, kwargs, target, self.mark, self.unit, self.unit))
+            found = IN_PLACE[func](Call(name, args, kwargs, target, self.mark, self.unit, self.unit))
         except Mixing as error:
             self.refuse_mixing(self._reason(error))
         before = self.mark(target)
@@ -225,6 +252,7 @@ class Tracker(TorchFunctionMode):
             return func(*args, **kwargs)
         if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
             self.refuse_mixing(f"{name} writes the position of the examples ({user_line()})")
+        assert not isinstance(found, list)
         place = found.place if isinstance(found, Mark) else found
         if before is None or before.made or before.alike:
             if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > 2:
@@ -241,8 +269,8 @@ class Tracker(TorchFunctionMode):
             if "custom Function" not in str(error):
                 raise
             raise UnsupportedError(
-                f"The forward changes copies of a weight in place ({name}, {user_line()}). Use the function that "
-                "returns a new tensor, or engine='loop'."
+                f"The forward changes copies of a weight in place ({name}, {user_line()}). Use the function "
+                "that returns a new tensor, or engine='loop'."
             ) from error
         for t in {id(t): t for t in (target, *tensors_in(result))}.values():
             self.set_mark(t, found)
@@ -264,7 +292,7 @@ class Tracker(TorchFunctionMode):
         return self.names.get(t) or f"a weight of shape {tuple(t.shape)} derived from parameters"
 
     def outside(self) -> bool:
-        """Tells whether a backward runs that is not ours, such as an adversarial step: it leaves no records."""
+        """Tells whether a backward runs that is not ours, such as an adversarial step, without records."""
         if not self.in_backward and torch.is_grad_enabled():
             raise UnsupportedError(
                 "The loss differentiates its own gradient. Use engine='vmap' or engine='loop'."

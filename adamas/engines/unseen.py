@@ -21,12 +21,12 @@ def check_modules(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule) or compiled:
             kind = "compiled by torch.compile" if compiled else "a TorchScript module"
             raise UnsupportedError(
-                f"{name or 'the model'} is {kind}, whose functions the engine cannot see. Pass the plain module, "
-                "or use engine='loop'."
+                f"{name or 'the model'} is {kind}, whose functions the engine cannot see. Pass the plain "
+                "module, or use engine='loop'."
             )
 
 
-class Below(TorchDispatchMode):
+class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows data by its memory, and raises where it is computed with outside of any function that was seen.
 
     Args:
@@ -35,7 +35,7 @@ class Below(TorchDispatchMode):
     """
 
     def __init__(self, inputs: list[Tensor], inside: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._inside = inside
         self._data = {x.untyped_storage().data_ptr() for x in inputs}
 
@@ -45,9 +45,9 @@ class Below(TorchDispatchMode):
         tainted = any(self._holds_data(t) for t in tensors)
         if tainted and not self._inside():
             raise UnsupportedError(
-                f"The forward computes {func.__name__.split('.')[0]} on the batch where the engine cannot see it "
-                "(TorchScript, a compiled function or an extension). Call functions of torch from Python, or use "
-                "engine='loop'."
+                f"The forward computes {func.__name__.split('.')[0]} on the batch where the engine cannot "
+                "see it (TorchScript, a compiled function or an extension). Call functions of torch from "
+                "Python, or use engine='loop'."
             )
         result = func(*args, **kwargs)
         if tainted:

@@ -87,8 +87,8 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
     padding = [0] * axes if padding == "valid" else _each(padding, axes, 0)
     if place.axis:
         raise UnsupportedError(
-            f"The input of the convolution of {recorder.names_in(w, b)} has its examples on another axis than "
-            "the first. Put the example axis first, or use engine='vmap'."
+            f"The input of the convolution of {recorder.names_in(w, b)} has its examples on another axis "
+            "than the first. Put the example axis first, or use engine='vmap'."
         )
     single = place == FIRST  # one image for each example
     row_map = row_map_of(recorder, w) if groups == 1 and single else None
@@ -271,7 +271,7 @@ def pack(recorder: Tracker, x: Tensor, lengths: Tensor, batch_first: bool) -> tu
     own = recorder.mark(lengths)
     if place.axis != axis or place.outer * place.inner != 1 or (own is not None and own.place != order):
         recorder.refuse_mixing(f"pack_padded_sequence packs lengths of other examples ({user_line()})")
-    packed, sizes = torch._VF._pack_padded_sequence(x, lengths, batch_first)  # type: ignore[attr-defined]
+    packed, sizes = torch._VF._pack_padded_sequence(x, lengths, batch_first)
     owner = torch.arange(recorder.n) if place.rows is None else place.rows.owner
     rows = Rows(torch.cat([owner[:size] for size in sizes.tolist()]), recorder.n, chosen=True)
     recorder.packed[id(rows)] = rows, order, lengths
@@ -284,10 +284,8 @@ def pad(
     recorder: Tracker, packed: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
 ) -> tuple[Tensor, Tensor]:
     """Pads packed sequences."""
-    _, order, lengths = _unpacked(recorder, packed)
-    padded, found = torch._VF._pad_packed_sequence(  # type: ignore[attr-defined]
-        packed, sizes, batch_first, value, total
-    )
+    _, order, _ = _unpacked(recorder, packed)
+    padded, found = torch._VF._pad_packed_sequence(packed, sizes, batch_first, value, total)
     recorder.set_mark(padded, order._replace(axis=0 if batch_first else 1))
     recorder.set_mark(found, order)
     return padded, found
@@ -421,7 +419,7 @@ def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
             own = shape[:axis] + shape[axis + 1 :]
             if simple:
                 return _copies(recorder, value, own, name)
-            spread = shape[:axis] + (1, 1) + shape[axis + 1 :]  # beside outer and inner, without the examples
+            spread = (*shape[:axis], 1, 1, *shape[axis + 1 :])  # beside outer and inner, without the examples
             copies = _copies(recorder, value, spread, name)
             if place.rows is not None:
                 copies = copies.index_select(0, place.rows.owner)
@@ -453,7 +451,7 @@ def attention(recorder: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if place.axis >= dim - 2 or shape[place.axis] != 1 or place.rows is not None:
         recorder.refuse_mixing(f"a learned mask differs by the examples' position ({user_line()})")
     axis = place.axis
-    spread = shape[:axis] + (1, 1) + shape[axis + 1 :]
+    spread = (*shape[:axis], 1, 1, *shape[axis + 1 :])
     copies = _copies(recorder, mask, spread, "scaled_dot_product_attention").movedim(0, axis + 1)
     whole = [-1] * copies.dim()
     whole[axis], whole[axis + 2] = place.outer, place.inner

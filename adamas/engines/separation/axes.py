@@ -12,6 +12,7 @@ from adamas.engines.separation.elementwise import elementwise
 
 
 def axes_of(value: Any, dim: int) -> list[int]:
+    """Returns axes as numbers from the first."""
     axes = [value] if isinstance(value, int) else list(value)
     return [axis + dim if axis < 0 else axis for axis in axes]
 
@@ -32,6 +33,8 @@ def along(call: Call, x: Tensor, dims: Any) -> Place | None:
 
 
 def along_axis(position: int, default: Any = ALL) -> Callable[[Call], Found]:
+    """Makes the rule of a function along the axes that an argument names."""
+
     def rule(call: Call) -> Found:
         x = call.first
         call.only(x)
@@ -41,6 +44,7 @@ def along_axis(position: int, default: Any = ALL) -> Callable[[Call], Found]:
 
 
 def total(call: Call) -> Found:
+    """Follows a sum; one over all examples is mixed, but may be differentiated."""
     x = call.first
     dims = call.get(1, "dim", "axis", default=ALL)
     place = call.place(x)
@@ -50,11 +54,13 @@ def total(call: Call) -> Found:
 
 
 def largest(call: Call) -> Found:
+    """Follows `max` and `min`, of two tensors or along an axis."""
     other = call.get(1, "other")
     return elementwise(call) if isinstance(other, Tensor) else along_axis(1)(call)
 
 
 def softmax(call: Call) -> Found:
+    """Follows softmax, whose axis torch guesses if none is given."""
     x = call.first
     dims = call.get(1, "dim")
     if dims is None:
@@ -63,11 +69,13 @@ def softmax(call: Call) -> Found:
 
 
 def flipped(call: Call) -> Found:
+    """Follows `flip`."""
     dims = call.kwargs.get("dims", call.args[1:])
     return along(call, call.first, dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)
 
 
 def quantile(call: Call) -> Found:
+    """Follows a quantile of one level."""
     if not isinstance(call.get(1, "q"), float):
         raise Mixing("quantile with several levels is not followed")
     return along_axis(2)(call)
@@ -89,11 +97,13 @@ def last_axes(count: int | Callable[[Call], int]) -> Callable[[Call], Found]:
 
 
 def normalized(call: Call) -> int:
+    """Returns over how many axes a layer normalises."""
     shape = call.get(1, "normalized_shape")
     return 1 if isinstance(shape, int) else len(shape)
 
 
 def padded(call: Call) -> Found:
+    """Follows `pad`, which must not lengthen the axis of the examples."""
     x, pad = call.first, call.get(1, "pad")
     place = call.place(x)
     if place is not None:
@@ -104,4 +114,5 @@ def padded(call: Call) -> Found:
 
 
 def gated(call: Call) -> Found:
+    """Follows `glu`."""
     return along(call, call.first, call.get(1, "dim", default=-1))

@@ -53,7 +53,7 @@ class Mark:
     numbers: bool = False
 
 
-Found: TypeAlias = "Place | Mark | None | list[Place | Mark | None]"
+Found: TypeAlias = "Place | Mark | list[Place | Mark | None] | None"
 """The place in the result, or one for each of its tensors."""
 
 ALL = "all"

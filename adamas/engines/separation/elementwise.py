@@ -36,6 +36,7 @@ def broadcast(call: Call, tensors: Iterable[Tensor], dim: int) -> Place | None:
 
 
 def elementwise(call: Call) -> Found:
+    """Follows a function of numbers at the same place."""
     result = call.result
     if not isinstance(result, Tensor):
         result = result[0]
@@ -48,14 +49,17 @@ def copied(call: Call) -> Found:
 
 
 def cast(call: Call) -> Found:
+    """Follows a function that keeps the shape."""
     return call.place(call.first)
 
 
 def pointwise_loss(call: Call) -> Found:
+    """Follows a loss of numbers at the same place, without reduction."""
     if call.kwargs.get("reduction", "mean") != "none" or call.kwargs.get("reduce") is not None:
         raise Mixing(f'{call.name} without reduction="none" runs over the examples')
     return broadcast(call, call.tensors(), call.result.dim())
 
 
 def dropped(call: Call) -> Found:
+    """Follows dropout, whose masks do not depend on the data."""
     return call.place(call.first)

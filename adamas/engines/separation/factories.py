@@ -32,6 +32,7 @@ def _alike(call: Call, place: Place | None) -> Mark | None:
 
 
 def made_new(call: Call) -> Found:
+    """Follows `new_zeros` and its relatives."""
     sizes = sizes_of(call)
     if call.name == "new_full":
         sizes = call.get(1, "size")
@@ -41,6 +42,7 @@ def made_new(call: Call) -> Found:
 
 
 def numbered(call: Call) -> Found:
+    """Follows `arange` over the examples, whose values are their positions."""
     counts = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Count)]
     if not counts:
         return None
@@ -52,5 +54,6 @@ def numbered(call: Call) -> Found:
 
 
 def made_like(call: Call) -> Found:
+    """Follows constants of one value in the shape of data."""
     place = call.place(call.first)
     return None if place is None else Mark(call.owner, place, alike=True)

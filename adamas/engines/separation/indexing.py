@@ -1,6 +1,6 @@
 """Rules of functions that pick and place rows: indices, masks, permutations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class _Index:
                 apart = True
             last = to
             axis += self._width(item)
-        shape = torch.broadcast_shapes(*(self._picked(t) for _, t in self.tensors)) if self.tensors else ()
+        shape = _broadcast(self._picked(t) for _, t in self.tensors)
         self.dim = len(shape)
         self.at = 0 if apart else (first or 0)
         if self.tensors:
@@ -83,9 +83,9 @@ class _Index:
         if any(t.dtype in (torch.bool, torch.uint8) for _, t in self.tensors) and data:
             return self._masked(place)
         for axis, item in self.by_axis.items():
-            if isinstance(item, slice) and (place is None or axis != place.axis):
-                if any(isinstance(value, Count) for value in (item.start, item.stop, item.step)):
-                    raise Mixing("indexing computes with the number of examples")
+            elsewhere = place is None or axis != place.axis
+            if elsewhere and isinstance(item, slice) and _counts(item):
+                raise Mixing("indexing computes with the number of examples")
         if place is None:
             if not data:
                 return None
@@ -182,11 +182,21 @@ def chosen_rows(call: Call, mask: Tensor, place: Place) -> Rows:
     return mark.chosen
 
 
+def _broadcast(shapes: Iterable[Sequence[int]]) -> Sequence[int]:
+    shapes = list(shapes)
+    return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()  # type: ignore[no-untyped-call]
+
+
+def _counts(item: slice) -> bool:
+    return any(isinstance(value, Count) for value in (item.start, item.stop, item.step))
+
+
 def _plain(value: Any) -> Any:
     return int.__index__(value) if isinstance(value, Count) else value
 
 
 def getitem(call: Call) -> Found:
+    """Follows `x[index]`."""
     return _Index(call, call.args[0], call.args[1]).place()
 
 
@@ -231,6 +241,7 @@ def _items(index: Any) -> Sequence[Any]:
 
 
 def nonzero(call: Call, as_tuple: bool | None = None) -> Found:
+    """Follows the places where a mask is true."""
     mask = call.first
     place = call.place(mask)
     if place is None:
@@ -244,6 +255,7 @@ def nonzero(call: Call, as_tuple: bool | None = None) -> Found:
 
 
 def masked_select(call: Call) -> Found:
+    """Follows values that a mask of the same shape chooses."""
     x, mask = call.first, call.get(1, "mask")
     place = broadcast(call, (x, mask), max(x.dim(), mask.dim()))
     if place is None or call.place(mask) is None or mask.shape != x.shape:
@@ -252,6 +264,7 @@ def masked_select(call: Call) -> Found:
 
 
 def gathered(call: Call) -> Found:
+    """Follows `gather` and `take_along_dim` along another axis than that of the examples."""
     x, dim, index = call.first, call.get(1, "dim"), call.get(2, "index", "indices")
     if call.name == "take_along_dim":
         index, dim = call.get(1, "indices"), call.get(2, "dim")
@@ -267,6 +280,7 @@ def gathered(call: Call) -> Found:
 
 
 def index_select(call: Call) -> Found:
+    """Follows rows that an index picks."""
     x, dim, index = call.first, call.get(1, "dim"), call.get(2, "index")
     axis = axes_of(dim, x.dim())[0]
     place, own = call.place(x), call.place(index)
@@ -311,6 +325,7 @@ def index_add(call: Call) -> Found:
 
 
 def index_filled(call: Call) -> Found:
+    """Follows `index_fill` along another axis than that of the examples."""
     x, dim, index, value = call.first, call.get(1, "dim"), call.get(2, "index"), call.get(3, "value")
     if call.place(index) is not None or call.place(value) is not None:
         raise Mixing("index_fill combines each example with others")
@@ -318,6 +333,7 @@ def index_filled(call: Call) -> Found:
 
 
 def scatter(call: Call) -> Found:
+    """Follows `scatter` and its relatives."""
     x, dim, index = call.first, call.get(1, "dim"), call.get(2, "index")
     source = call.get(3, "src", "value")
     if isinstance(source, Count):
@@ -354,6 +370,7 @@ def _scatter_rows(call: Call, x: Tensor, index: Tensor, source: Any, axis: int) 
 
 
 def ordered(call: Call) -> Found:
+    """Follows sorting; one along the examples gives a permutation, which is followed."""
     x = call.first
     place = call.place(x)
     dim = call.get(1, "dim", default=-1)
@@ -382,6 +399,7 @@ def _inverse(picks: Picks, call: Call) -> Mark | None:
 
 
 def chosen(call: Call) -> Found:
+    """Follows `where`, with three arguments or with one."""
     if len(call.args) + len(call.kwargs) == 1:
         return nonzero(call, as_tuple=True)
     return elementwise(call)

@@ -31,20 +31,24 @@ def batch_first(axes: int | None = None) -> Callable[[Call], Found]:
 
 
 def pool(axes: int) -> Callable[[Call], Found]:
+    """Makes the rule of pooling over some axes."""
     return last_axes(axes)
 
 
 def group_norm(call: Call) -> Found:
+    """Follows group normalisation."""
     return batch_first()(call)
 
 
 def instance_norm(call: Call) -> Found:
+    """Follows instance normalisation without running statistics."""
     if call.get(1, "running_mean") is not None or call.get(5, "use_input_stats") is False:
         raise Mixing("instance_norm with running statistics mixes the examples")
     return batch_first()(call)
 
 
 def batch_norm(call: Call) -> Found:
+    """Follows batch normalisation with frozen statistics."""
     if call.get(5, "training", default=False) or call.get(1, "running_mean") is None:
         raise Mixing("batch_norm in training mixes the examples")
     x = call.first
@@ -56,6 +60,7 @@ def batch_norm(call: Call) -> Found:
 
 
 def grid_sample(call: Call) -> Found:
+    """Follows `grid_sample`."""
     x, grid = call.first, call.get(1, "grid")
     found: Place | None = None
     for t in (x, grid):
@@ -71,6 +76,7 @@ def grid_sample(call: Call) -> Found:
 
 
 def embedding(call: Call) -> Found:
+    """Follows a look-up in a constant table."""
     indices = call.first
     call.only(indices)
     if call.get(3, "max_norm") is not None or call.get(5, "scale_grad_by_freq", default=False):
@@ -79,6 +85,7 @@ def embedding(call: Call) -> Found:
 
 
 def embedding_bag(call: Call) -> Found:
+    """Follows sums of looked-up rows, a bag for each example."""
     indices = call.first
     if call.get(2, "offsets") is not None or indices.dim() != 2:
         raise Mixing("embedding_bag with offsets is not followed")
@@ -94,12 +101,14 @@ def embedding_bag(call: Call) -> Found:
 
 
 def one_hot(call: Call) -> Found:
+    """Follows `one_hot` with a given number of classes."""
     if call.get(1, "num_classes", default=-1) < 0:
         raise Mixing("one_hot without num_classes counts the classes of the whole batch")
     return call.place(call.first)
 
 
 def cross_entropy(call: Call) -> Found:
+    """Follows a loss over classes, without reduction."""
     x, target = call.first, call.get(1, "target")
     reduction = call.get(6, "reduction", default="mean")
     if reduction != "none" or call.get(3, "size_average") is not None or call.get(5, "reduce") is not None:
@@ -196,6 +205,7 @@ def recurrent(call: Call) -> Found:
 
 
 def recurrent_cell(call: Call) -> Found:
+    """Follows one place of a recurrent layer with constant weights."""
     x, state, *weights = call.args
     states = list(state) if isinstance(state, list | tuple) else [state]
     for w in weights:

@@ -46,14 +46,17 @@ def products(call: Call, a: Tensor, b: Tensor) -> Place | None:
 
 
 def matmul(call: Call) -> Found:
+    """Follows a matrix product."""
     return products(call, call.first, call.get(1, "other", "mat2", "vec"))
 
 
 def reversed_matmul(call: Call) -> Found:
+    """Follows a matrix product with its factors exchanged."""
     return products(call, call.args[1], call.args[0])
 
 
 def added_product(call: Call) -> Found:
+    """Follows `addmm` and its relatives."""
     first, second = call.get(1, "mat1", "batch1", "mat"), call.get(2, "mat2", "batch2", "vec")
     found = products(call, first, second)
     return _with_bias(call, found, call.first)
@@ -74,6 +77,7 @@ def _with_bias(call: Call, found: Place | None, bias: Tensor | None) -> Place | 
 
 
 def linear(call: Call) -> Found:
+    """Follows a linear map with constant weights."""
     x, w, b = call.first, call.get(1, "weight"), call.get(2, "bias")
     call.only(x)
     place = call.place(x)
@@ -87,6 +91,7 @@ def linear(call: Call) -> Found:
 
 
 def bilinear(call: Call) -> Found:
+    """Follows a bilinear map with constant weights."""
     x, y = call.first, call.get(1, "input2")
     call.only(x, y)
     place = broadcast(call, (x, y), x.dim())
@@ -96,6 +101,7 @@ def bilinear(call: Call) -> Found:
 
 
 def einsum(call: Call) -> Found:
+    """Follows an einsum by the letter of the examples."""
     equation = call.args[0]
     operands = call.args[1:]
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -141,6 +147,7 @@ def _without_dots(inputs: str, output: str, operands: Sequence[Tensor]) -> tuple
 
 
 def attention(call: Call) -> Found:
+    """Follows attention, whose batch axes broadcast."""
     query, key, value = call.first, call.get(1, "key"), call.get(2, "value")
     mask = call.get(3, "attn_mask")
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
@@ -164,6 +171,7 @@ def attention(call: Call) -> Found:
 
 
 def distances(call: Call) -> Found:
+    """Follows `cdist`."""
     a, b = call.first, call.get(1, "x2")
     for t in (a, b):
         place = call.place(t)

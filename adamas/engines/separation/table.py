@@ -22,22 +22,23 @@ Rule: TypeAlias = Callable[[Call], Found]
 
 _UNARY = """
 abs absolute acos acosh angle asin asinh atan atanh arccos arccosh arcsin arcsinh arctan arctanh bernoulli
-bitwise_not ceil celu conj cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 expit fix floor frac gelu
-hardshrink hardsigmoid hardswish hardtanh i0 i0e i1 i1e isfinite isinf isnan isneginf isposinf isreal leaky_relu
-lgamma log log10 log1p log2 log_ndtr logical_not logit logsigmoid mish nan_to_num ndtr ndtri neg negative positive
-rad2deg reciprocal relu relu6 round rrelu rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus
-softshrink softsign sqrt square tan tanh tanhshrink threshold trunc __abs__ __invert__ __neg__ __pos__
+bitwise_not ceil celu conj cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 expit fix floor frac
+gelu hardshrink hardsigmoid hardswish hardtanh i0 i0e i1 i1e isfinite isinf isnan isneginf isposinf isreal
+leaky_relu lgamma log log10 log1p log2 log_ndtr logical_not logit logsigmoid mish nan_to_num ndtr ndtri neg
+negative positive rad2deg reciprocal relu relu6 round rrelu rsqrt selu sgn sigmoid sign signbit silu sin
+sinc sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold trunc __abs__ __invert__
+__neg__ __pos__
 """
 
 _BINARY = """
-add addcdiv addcmul atan2 arctan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor clamp
-clamp_max clamp_min clip copysign div divide eq float_power floor_divide fmax fmin fmod ge greater
-greater_equal gt heaviside hypot isclose le ldexp lerp less less_equal logaddexp logaddexp2 logical_and logical_or
-logical_xor lt masked_fill maximum minimum mul multiply ne nextafter not_equal polygamma pow remainder rsub sub
-subtract true_divide xlog1py xlogy zeta
-__add__ __and__ __div__ __eq__ __floordiv__ __ge__ __gt__ __le__ __lshift__ __lt__ __mod__ __mul__ __ne__ __or__
-__pow__ __radd__ __rand__ __rdiv__ __rfloordiv__ __rmod__ __rmul__ __ror__ __rpow__ __rshift__ __rsub__ __rtruediv__
-__rxor__ __sub__ __truediv__ __xor__
+add addcdiv addcmul atan2 arctan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor
+clamp clamp_max clamp_min clip copysign div divide eq float_power floor_divide fmax fmin fmod ge greater
+greater_equal gt heaviside hypot isclose le ldexp lerp less less_equal logaddexp logaddexp2 logical_and
+logical_or logical_xor lt masked_fill maximum minimum mul multiply ne nextafter not_equal polygamma pow
+remainder rsub sub subtract true_divide xlog1py xlogy zeta __add__ __and__ __div__ __eq__ __floordiv__
+__ge__ __gt__ __le__ __lshift__ __lt__ __mod__ __mul__ __ne__ __or__ __pow__ __radd__ __rand__ __rdiv__
+__rfloordiv__ __rmod__ __rmul__ __ror__ __rpow__ __rshift__ __rsub__ __rtruediv__ __rxor__ __sub__
+__truediv__ __xor__
 """
 
 _CASTS = """
@@ -91,7 +92,8 @@ _rows("clone", elementwise.cast, values=True, makes=True)
 _rows("zeros_like ones_like full_like empty_like", factories.made_like, makes=True)
 _rows("rand_like randn_like randint_like", elementwise.cast, makes=True)
 _rows(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout",
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
+    "native_dropout",
     elementwise.dropped,
 )
 _rows(
@@ -142,8 +144,8 @@ _rows("interpolate upsample upsample_nearest upsample_bilinear local_response_no
 _rows("pixel_shuffle pixel_unshuffle channel_shuffle", axes.last_axes(3))
 for _axes in (1, 2, 3):
     _rows(
-        f"max_pool{_axes}d avg_pool{_axes}d adaptive_max_pool{_axes}d adaptive_avg_pool{_axes}d lp_pool{_axes}d "
-        f"max_pool{_axes}d_with_indices",
+        f"max_pool{_axes}d max_pool{_axes}d_with_indices avg_pool{_axes}d lp_pool{_axes}d "
+        f"adaptive_max_pool{_axes}d adaptive_avg_pool{_axes}d",
         layers.pool(_axes),
     )
 _rows("group_norm", layers.group_norm)
@@ -194,7 +196,7 @@ for _name in ("T", "mT", "H", "mH"):
     TABLE[getattr(torch.Tensor, _name).__get__] = views.moved(views.transposed)
 for _name in ("data", "real", "imag"):
     TABLE[getattr(torch.Tensor, _name).__get__] = elementwise.cast
-KEEPS_VALUES.add(torch.Tensor.data.__get__)
+KEEPS_VALUES.add(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
 
 IN_PLACE: dict[Any, Rule] = {}
 """The rules of functions that work in place: those of the functions without the underscore."""
@@ -206,7 +208,26 @@ for _function, _rule in list(TABLE.items()):
         for _home in _HOMES:
             if callable(getattr(_home, _twin, None)):
                 IN_PLACE[getattr(_home, _twin)] = _rule
-for _name in ["__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "fill_", "zero_", "uniform_", "normal_", "exponential_", "bernoulli_", "random_"]:
+for _name in [
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__itruediv__",
+    "__idiv__",
+    "__ifloordiv__",
+    "__imod__",
+    "__ipow__",
+    "__iand__",
+    "__ior__",
+    "__ixor__",
+    "fill_",
+    "zero_",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "bernoulli_",
+    "random_",
+]:
     if hasattr(torch.Tensor, _name):
         IN_PLACE[getattr(torch.Tensor, _name)] = elementwise.elementwise
 IN_PLACE[torch.Tensor.copy_] = elementwise.copied

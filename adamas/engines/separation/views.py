@@ -14,6 +14,7 @@ from adamas.engines.separation.elementwise import broadcast
 
 
 def reshaped(call: Call) -> Found:
+    """Follows a reshape."""
     x, result = call.first, call.result
     if len(call.args) > 1 and isinstance(call.args[1], torch.dtype):
         raise Mixing("view as another number type is not followed")
@@ -33,12 +34,10 @@ def reshaped(call: Call) -> Found:
 
 def _check_counts(call: Call, sizes: Sequence[Any], place: Place) -> None:
     """Raises if a number of examples is the size of another axis than theirs."""
+    unit = place.rows if place.rows is not None and place.rows.chosen else call.unit
     for axis, size in enumerate(sizes):
-        if isinstance(size, Count) and (axis != place.axis or size.unit is not (place.rows or call.unit)):
-            if place.rows is None or place.rows.chosen or size.unit is not call.unit or axis != place.axis:
-                raise Mixing(
-                    f"{call.name} makes an axis as long as the batch that does not hold its examples"
-                )
+        if isinstance(size, Count) and (axis != place.axis or size.unit is not unit):
+            raise Mixing(f"{call.name} makes an axis as long as the batch that does not hold its examples")
 
 
 def moved(order: Callable[[Call, int], Sequence[int]]) -> Callable[[Call], Found]:
@@ -53,11 +52,13 @@ def moved(order: Callable[[Call, int], Sequence[int]]) -> Callable[[Call], Found
 
 
 def permuted(call: Call, dim: int) -> Sequence[int]:
+    """Returns the order of the axes after `permute`."""
     dims = call.kwargs.get("dims", call.args[1:])
     return axes_of(dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims, dim)
 
 
 def transposed(call: Call, dim: int) -> Sequence[int]:
+    """Returns the order of the axes after a transposition."""
     if call.name in ("t", "T", "mT", "adjoint", "mH", "H"):
         if call.name == "T":
             return range(dim)[::-1]
@@ -73,6 +74,7 @@ def transposed(call: Call, dim: int) -> Sequence[int]:
 
 
 def moved_axes(call: Call, dim: int) -> Sequence[int]:
+    """Returns the order of the axes after `movedim`."""
     source, target = (axes_of(call.get(i, name), dim) for i, name in ((1, "source"), (2, "destination")))
     order = [axis for axis in range(dim) if axis not in source]
     for to, axis in sorted(zip(target, source, strict=True)):
@@ -81,6 +83,7 @@ def moved_axes(call: Call, dim: int) -> Sequence[int]:
 
 
 def unsqueeze(call: Call) -> Found:
+    """Follows a new axis."""
     place = call.place(call.first)
     if place is None:
         return None
@@ -89,6 +92,7 @@ def unsqueeze(call: Call) -> Found:
 
 
 def squeeze(call: Call) -> Found:
+    """Follows axes of length 1 that are dropped."""
     x = call.first
     place = call.place(x)
     if place is None:
@@ -110,6 +114,7 @@ def sizes_of(call: Call) -> Sequence[Any]:
 
 
 def expanded(call: Call) -> Found:
+    """Follows an expansion, also of a constant over the examples."""
     x = call.first
     result = call.result
     other = call.get(1, "other")
@@ -139,6 +144,7 @@ def over_examples(call: Call, sizes: Sequence[Any]) -> Place | None:
 
 
 def repeated(call: Call) -> Found:
+    """Follows a repetition, also of a constant over the examples."""
     x = call.first
     sizes = sizes_of(call)
     place = call.place(x)
@@ -159,6 +165,7 @@ def repeated(call: Call) -> Found:
 
 
 def tiled(call: Call) -> Found:
+    """Follows `tile`."""
     sizes = sizes_of(call)
     missing = call.first.dim() - len(sizes)
     padded = Call(
@@ -176,6 +183,7 @@ def tiled(call: Call) -> Found:
 
 
 def repeat_interleave(call: Call) -> Found:
+    """Follows a repetition of each entry."""
     x, repeats, dim = call.first, call.get(1, "repeats"), call.get(2, "dim")
     dim = 0 if dim is None and x.dim() == 1 else dim
     if isinstance(repeats, Tensor) or dim is None:
@@ -190,6 +198,7 @@ def repeat_interleave(call: Call) -> Found:
 
 
 def unfolded(call: Call) -> Found:
+    """Follows `Tensor.unfold`."""
     x = call.first
     place = call.place(x)
     if place is None:
@@ -243,6 +252,7 @@ def _blocks(call: Call, place: Place, starts: Sequence[int], lengths: Sequence[i
 
 
 def stacked(call: Call) -> Found:
+    """Follows `stack`."""
     tensors = call.args[0] if call.args else call.kwargs["tensors"]
     dim = tensors[0].dim()
     place = broadcast(call, tensors, dim)
@@ -253,6 +263,7 @@ def stacked(call: Call) -> Found:
 
 
 def concatenated(call: Call) -> Found:
+    """Follows `cat`."""
     tensors = call.args[0] if call.args else call.kwargs["tensors"]
     return joined(call, tensors, call.get(1, "dim", "axis", default=0), call.result)
 
@@ -282,6 +293,7 @@ def joined(call: Call, tensors: Sequence[Tensor], dim: Any, result: Tensor) -> P
 
 
 def broadcast_tensors(call: Call) -> Found:
+    """Follows `broadcast_tensors`."""
     dim = call.result[0].dim()
     tensors = list(call.tensors())
     place = broadcast(call, tensors, dim)
@@ -289,8 +301,8 @@ def broadcast_tensors(call: Call) -> Found:
 
 
 def differences(call: Call) -> Found:
+    """Follows `diff`."""
     x, dim = call.first, call.get(2, "dim", default=-1)
     given = [t for t in (x, call.get(3, "prepend"), call.get(4, "append")) if t is not None]
     along(call, x, dim)
     return joined(call, given, dim, call.result)
-
