@@ -55,6 +55,12 @@ def of_products(length: int, dtype: torch.dtype) -> float:
     return (_LEAST + _PER_TERM * min(length, _BLOCK)) * unit(dtype)
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """The norm of each row, good enough for a bound, and infinite beyond the number type."""
+    result: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1).double()
+    return result
+
+
 class Squares(NamedTuple):
     """Squared norms, and what their rounding errors depend on, `(n,)` in float64.
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adamas._sums import row_products, squared_norms
-from adamas.engines.certificate import Squares, of_products
+from adamas._sums import row_products
+from adamas.engines.certificate import Squares, lengths, of_products
 from adamas.engines.gram import of_grams
 from adamas.engines.records import CHUNK, CHUNKED, Record, chunk_length
 from adamas.geometry import Value
@@ -59,7 +59,7 @@ class Convolution(Record):
         # A pixel is in this many windows at most.
         windows = math.prod(-(-k // t) for k, t in zip(self.shape[2:], self.stride, strict=True))
         least = float(s.amin()) if isinstance(s, Tensor) else s
-        return (windows * squared_norms(self.x) * squared_norms(self.e)).sqrt_() / least
+        return lengths(self.x).mul_(lengths(self.e)).mul_(math.sqrt(windows) / least)
 
     def close_terms(self, s: Tensor) -> Tensor | None:
         if self.e.shape[2:].numel() == 1:

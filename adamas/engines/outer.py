@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adamas._sums import row_products, squared_norms
-from adamas.engines.certificate import LEFT, Squares, of_products
+from adamas.engines.certificate import LEFT, Squares, lengths, of_products
 from adamas.engines.gram import of_blocks
 from adamas.engines.records import CHUNKED, Dense, Record, chunk_length
 from adamas.geometry import Value
@@ -87,7 +87,7 @@ class Outer(Record):
         if self.places == 1:
             return None
         least = float(s.amin()) if isinstance(s, Tensor) else s
-        return (squared_norms(self.a) * squared_norms(self.e)).sqrt_() / least
+        return lengths(self.a).mul_(lengths(self.e)).div_(least)
 
     def close_terms(self, s: Tensor) -> Tensor | None:
         if self.places == 1:
