@@ -121,7 +121,9 @@ def main() -> None:
     results = {}
     for workload in args.workloads.split(","):
         results[workload] = compared(args.other.resolve(), workload, args.threads, args.seconds)
-        print(workload, " ".join(f"{key}={value:.4g}" for key, value in results[workload].items()), flush=True)
+        print(
+            workload, " ".join(f"{key}={value:.4g}" for key, value in results[workload].items()), flush=True
+        )
     if args.json:
         args.json.write_text(json.dumps({"threads": args.threads, "results": results}, indent=1) + "\n")
 

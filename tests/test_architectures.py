@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
+
 # Five examples, and as many as there are words in a text, so that sizes do not tell the axes from each other.
 @pytest.mark.parametrize("n", [N, T])
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -90,7 +90,7 @@ class Bookkeeping:
                     total += geometry.center_square(p)
             for group, members in groups:
                 total += derived_squares(group, members, direct, geometry)
-        norms = total.clamp(min=0).sqrt()  # clamp keeps NaN
+        norms = total.sqrt()
         self._finite = norms.isfinite()
         return norms
 
@@ -164,7 +164,8 @@ class Bookkeeping:
             size = sum(nbytes for place, nbytes in held.items() if place not in counted)
             counted.update(held)
             function = ", ".join(dict.fromkeys(self._uses[t][0] for t in weights))
-            costs[p] = Cost(self._names[p], tuple(p.shape), function, formula, seconds, size)
+            again = max((int(r.retaken.sum()) for r in records if r.retaken is not None), default=0)
+            costs[p] = Cost(self._names[p], tuple(p.shape), function, formula, seconds, size, again)
 
         ones = torch.ones(self._n, dtype=torch.float64, device=next(iter(self._names)).device)
         with torch.no_grad():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adamas._sums import squared_norms
 from adamas.engines.certificate import Squares, behind_jacobian
+from adamas.engines.leaves import leaves_of
 from adamas.engines.records import Record, chunk_length, materialized, terms_of
 from adamas.geometry import Geometry
 
@@ -22,27 +23,16 @@ Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
 """Derived weights, and the records of their uses."""
 
 
-def leaves_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
+def weights_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
     """The parameters of which a derived weight is a function."""
-    found: list[Tensor] = []
-    seen, todo = set(), [t.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf in params:
-            found.append(leaf)
-        todo += [following for following, _ in node.next_functions]
-    return found
+    return [leaf for leaf in leaves_of(t) if leaf in params]
 
 
 def grouped(derived: Derived, params: Collection[Tensor]) -> list[tuple[list[Tensor], Derived]]:
     """Derived weights that share parameters, together with these parameters."""
     groups: list[tuple[list[Tensor], Derived]] = []
     for t, records in derived:
-        leaves, members = leaves_of(t, params), [(t, records)]
+        leaves, members = weights_of(t, params), [(t, records)]
         apart = []
         for other in groups:
             if any(any(p is q for q in leaves) for p in other[0]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from adamas.engines import functions
+from adamas.engines.leaves import refuse_leaf
 from adamas.errors import UnsupportedError
 
 # Functions in Python whose backward keeps examples apart. A re-entrant checkpoint runs its forward again in
@@ -83,12 +84,3 @@ def check_graph(
             if other is not None and other not in seen:
                 seen.add(other)
                 todo.append(other)
-
-
-def refuse_leaf(leaf: Tensor) -> NoReturn:
-    """Raises for a tensor that requires a gradient and is not the model's."""
-    raise UnsupportedError(
-        f"loss(model, batch) depends on a tensor of shape {tuple(leaf.shape)} that requires a gradient and "
-        "is not a trainable parameter of the model: its gradient would have no noise. Make it a parameter of "
-        "the model, or call requires_grad_(False) on it."
-    )

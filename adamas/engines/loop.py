@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from adamas._nests import batch_length, map_tensors
 from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
+from adamas.engines.leaves import leaves_of
 
 
 class Loop(Materialized):
@@ -37,12 +38,13 @@ class Loop(Materialized):
 
 def _gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
     """Differentiates as a training loop does, since re-entrant checkpoints and the like know no other way."""
-    before = [p.grad for p in params]
+    leaves = {id(p): p for p in (*params, *leaves_of(loss))}.values()
+    before = [p.grad for p in leaves]
     try:
         for p in params:
             p.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     finally:
-        for p, gradient in zip(params, before, strict=True):
+        for p, gradient in zip(leaves, before, strict=True):
             p.grad = gradient

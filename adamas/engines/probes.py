@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from adamas._nests import batch_length, map_tensors
 from adamas._state import unchanged
 from adamas.engines.base import Loss, check_losses
+from adamas.engines.leaves import leaves_of, refuse_leaf
 from adamas.errors import UnsupportedError
 
 PROBE_EXAMPLES = 3
@@ -36,6 +37,10 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
             if any(p.grad is not None for p, _ in gradients):
                 raise UnsupportedError(_BACKWARD)
             check_losses(losses, n)
+            own = set(model.parameters())
+            for leaf in leaves_of(losses):
+                if isinstance(leaf, nn.Parameter) and leaf not in own:
+                    refuse_leaf(leaf)
     finally:
         for p, gradient in gradients:
             p.grad = gradient

@@ -10,6 +10,7 @@ cannot be followed is refused by name.
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ class Recorder(Tracker):
                 check_modules(model)
                 self._depth = 0
                 inputs = [x for _, x in named_tensors(batch)]
-                stack.enter_context(Below(inputs, lambda: self._depth > 0))
+                below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
+                stack.enter_context(_own_refusal(below))
             stack.enter_context(counted_len(self.length))
             stack.enter_context(seen_functions(self.custom))
             stack.enter_context(self)
@@ -415,6 +417,15 @@ class Recorder(Tracker):
 
     def _is_matrix(self, t: Any) -> bool:
         return self.is_tracked(t) and t.dim() == 2
+
+
+@contextlib.contextmanager
+def _own_refusal(below: Below) -> Iterator[None]:
+    """Raises what was refused below, whatever TorchScript makes of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise (below.refusal or error) from error
 
 
 def _works_in_place(name: str) -> bool:

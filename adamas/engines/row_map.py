@@ -9,7 +9,7 @@ from torch import Tensor
 from adamas._sums import memory_order, row_sums
 from adamas.engines.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.convolution import Convolution
-from adamas.engines.derived import leaves_of, scattered
+from adamas.engines.derived import scattered, weights_of
 from adamas.engines.outer import Outer
 
 # Where the form leaves less of `alpha^2 |G|^2`, the three factors are not known well enough.
@@ -47,7 +47,7 @@ class RowMap:
     @classmethod
     def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
         """The map of a derived weight, or None if its Jacobian has another form."""
-        leaves = leaves_of(t, params)
+        leaves = weights_of(t, params)
         if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
             return None
         (leaf,) = leaves

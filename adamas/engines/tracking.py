@@ -17,10 +17,20 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from adamas.engines.counts import Count, Shape, Unit, user_line
-from adamas.engines.graph import refuse_leaf
+from adamas.engines.leaves import refuse_leaf
 from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.records import Record
-from adamas.engines.separation import IN_PLACE, INDEXING, KEEPS_VALUES, TABLE, Call, Mark, Mixing, Picks
+from adamas.engines.separation import (
+    IN_PLACE,
+    INDEXING,
+    KEEPS_VALUES,
+    PACKED_SIZES,
+    TABLE,
+    Call,
+    Mark,
+    Mixing,
+    Picks,
+)
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
@@ -179,8 +189,10 @@ class Tracker(TorchFunctionMode):
         size = t.size()
         if sys._getframe(3).f_code.co_filename in _PLAIN_SIZES:
             return size
-        if mark is None or mark.owner is not self.unit or mark.place is None:
+        if mark is None or mark.owner is not self.unit or mark.made or mark.why == PACKED_SIZES:
             return size
+        if mark.place is None:  # mixed values may decide on the sizes
+            return Shape([Count(1, Unit(length, chosen=True)) for length in size])
         place: Place = mark.place
         unit = self.unit if place.rows is None or not place.rows.chosen else place.rows
         sizes: list[Any] = list(size)

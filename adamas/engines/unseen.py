@@ -37,18 +37,23 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: list[Tensor], inside: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._inside = inside
+        self.refusal: UnsupportedError | None = None
         self._data = {x.untyped_storage().data_ptr() for x in inputs}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # the recorder need not see how it is watched
+            return self._followed(func, args, kwargs or {})
+
+    def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         tainted = any(self._holds_data(t) for t in tensors)
         if tainted and not self._inside():
-            raise UnsupportedError(
+            self.refusal = UnsupportedError(
                 f"The forward computes {func.__name__.split('.')[0]} on the batch where the engine cannot "
                 "see it (TorchScript, a compiled function or an extension). Call functions of torch from "
                 "Python, or use engine='loop'."
             )
+            raise self.refusal
         result = func(*args, **kwargs)
         if tainted:
             for t in tree_leaves(result):

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from adamas.engines import functions, recurrent
 from adamas.engines.convolution import Convolution
 from adamas.engines.counts import Count, user_line
-from adamas.engines.derived import leaves_of
+from adamas.engines.derived import weights_of
 from adamas.engines.frames import Framed
 from adamas.engines.general import Call, General
 from adamas.engines.lookup import Lookup
@@ -489,7 +489,7 @@ def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if recorder.outside():
             return
         for i, weight in tracked.items():
-            if leaves_of(output[0], {output[1][i]}):  # not for `x.type_as(weight)`
+            if weights_of(output[0], {output[1][i]}):  # not for `x.type_as(weight)`
                 recorder.add(weight, General(call, i, e, output), name)
 
     result = _apply(functions.Apply, recorder.anchor, call, weights, put, *inputs)

@@ -1,11 +1,14 @@
 """Per-example gradients by `torch.func.vmap`: any model that it accepts, in chunks of examples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils import checkpoint as checkpoints
+from torch.utils.checkpoint import CheckpointFunction
 
 from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
@@ -48,7 +51,7 @@ class Vmap(Materialized):
         chunk = map_tensors(lambda x: x[rows], self._batch)
         tensors = [x for _, x in named_tensors(chunk)]
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _without_checkpoints():
                 result = vmap(grad(self._one_loss), in_dims=(None, 0, None), randomness="different")(
                     values, tensors, chunk
                 )
@@ -59,7 +62,7 @@ class Vmap(Materialized):
                 f"engine='vmap' cannot run {type(self._objective.model).__name__}: "
                 f"{str(error).splitlines()[0]} Use engine='loop'."
             ) from error
-        return {p: result[f"model.{name}"] for name, p in self._named.items()}
+        return {p: result[f"model.{name}"].detach() for name, p in self._named.items()}
 
     def _one_loss(self, values: dict[str, Tensor], tensors: list[Tensor], chunk: Any) -> Tensor:
         # vmap knows lists of tensors, not every container that a collate_fn may return.
@@ -67,6 +70,26 @@ class Vmap(Materialized):
         example = map_tensors(lambda _: next(remaining).unsqueeze(0), chunk)
         losses = functional_call(self._objective, values, (example,))
         return check_losses(losses, 1)[0]
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Runs checkpoints as plain functions, since vmap knows neither kind."""
+
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+    def without_hooks(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    plain = checkpoints._checkpoint_without_reentrant_generator
+    CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]
+    checkpoints._checkpoint_without_reentrant_generator = without_hooks
+    try:
+        yield
+    finally:
+        del CheckpointFunction.apply
+        checkpoints._checkpoint_without_reentrant_generator = plain
 
 
 class _Objective(nn.Module):

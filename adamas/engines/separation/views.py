@@ -186,7 +186,7 @@ def repeat_interleave(call: Call) -> Found:
     """Follows a repetition of each entry."""
     x, repeats, dim = call.first, call.get(1, "repeats"), call.get(2, "dim")
     dim = 0 if dim is None and x.dim() == 1 else dim
-    if isinstance(repeats, Tensor) or dim is None:
+    if repeats is None or isinstance(repeats, Tensor) or dim is None:
         raise Mixing("repeat_interleave is followed only with a number and a dim")
     axis = axes_of(dim, x.dim())[0]
     place = call.place(x)
