@@ -168,7 +168,7 @@ def test_an_existing_file_is_neither_overwritten_nor_continued_by_accident(tmp_p
 
 # --- crashes --------------------------------------------------------------------------------------------
 
-STEPS = 150
+STEPS = 2 * 150  # more than fifty short lives make
 
 
 def live(folder, seed, ready):

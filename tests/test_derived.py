@@ -9,11 +9,13 @@ import pytest
 import torch
 from test_bookkeeping import (
     B,
+    Through,
     ball,
     close,
     geometries,
     loss,
     one_by_one,
+    param,
     some_weights,
     summed,
     whitened_norms,
@@ -24,7 +26,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from adamas import Geometry
-from adamas.engines import Bookkeeping, Loop, derived
+from adamas.engines import Bookkeeping, Loop, derived, trainable_parameters
 from adamas.engines.row_map import RowMap
 
 SEED = 5  # of the dropout masks
@@ -592,3 +594,20 @@ def test_16_bits_do_not_pass_for_another_form(function: Callable[[Tensor], Tenso
 
     expected = whitened_norms(one_by_one(model, batch, summed_up), ball(model))
     assert_close_rows(Bookkeeping(model, summed_up, batch).norms(ball(model)), expected, 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_one_example_of_many_moves_the_sum_by_at_most_one(dtype):
+    # All gradients point the same way, so that the sum is as long as the batch.
+    torch.manual_seed(0)
+    model = Through(lambda m, x: F.linear(x, m.w * m.g), w=param(6, 7), g=param(6, 1)).to(dtype)
+    n = 512
+    x = (1 + 0.01 * torch.randn(n, 7)).to(dtype)
+    ball = Geometry.ball(trainable_parameters(model).values(), 0.01)
+
+    def clipped(rows: Tensor) -> Tensor:
+        engine = Bookkeeping(model, lambda m, batch: m(batch[0]).float().sum(1), (rows,))
+        weights = 1 / engine.norms(ball).clamp(min=1)
+        return torch.cat([s.double().flatten() for s in engine.weighted_sum(weights).values()]) / 0.01
+
+    assert float((clipped(x) - clipped(x[:-1])).norm()) <= 1 + 1e-3

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from adamas._nests import batch_length, map_tensors
 from adamas.engines.base import Engine, Loss, check_losses, empty_sums, trainable_parameters
-from adamas.engines.derived import Derived, derived_squares, grouped
+from adamas.engines.derived import Derived, add_derived_sums, derived_squares, grouped
 from adamas.engines.explain import Cost, Explanation
 from adamas.engines.loop import Loop
 from adamas.engines.norms import merged, squared_whitened_norms
@@ -112,21 +112,7 @@ class Bookkeeping:
                     add_weighted_sum(direct[p], weights, total, fresh=fresh)
                 elif fresh:
                     total.zero_()
-            totals = empty_sums(t for t, _ in derived)
-            for t, records in derived:
-                add_weighted_sum(records, weights, totals[t], fresh=True)
-        if derived:
-            params = list(self._names)
-            gradients = torch.autograd.grad(
-                [t for t, _ in derived],
-                params,
-                [total.to(t.dtype) for t, total in totals.items()],
-                retain_graph=True,
-                allow_unused=True,
-            )
-            for p, g in zip(params, gradients, strict=True):
-                if g is not None:
-                    result[p].add_(g)
+        add_derived_sums(derived, weights, result)
         return result
 
     def _summands(self, weights: Tensor) -> tuple[dict[Tensor, list[Record]], Derived, Tensor]:

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adamas._sums import squared_norms
+from adamas._sums import accumulation_dtype, squared_norms
+from adamas.engines.base import empty_sums
 from adamas.engines.certificate import Squares, behind_jacobian
 from adamas.engines.leaves import leaves_of
-from adamas.engines.records import Record, chunk_length, materialized, terms_of
+from adamas.engines.records import Record, add_weighted_sum, chunk_length, materialized, terms_of
 from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
@@ -25,7 +26,8 @@ Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
 
 def weights_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
     """The parameters of which a derived weight is a function."""
-    return [leaf for leaf in leaves_of(t) if leaf in params]
+    known = set(map(id, params))
+    return [leaf for leaf in leaves_of(t) if id(leaf) in known]
 
 
 def grouped(derived: Derived, params: Collection[Tensor]) -> list[tuple[list[Tensor], Derived]]:
@@ -89,6 +91,37 @@ def _by_products(
     for each in sums:
         each.mark()
     return torch.cat(parts)
+
+
+def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Tensor]) -> None:
+    """Adds the weighted sums of the examples' gradients behind derived weights to those of the parameters.
+
+    One vector-Jacobian product does for all; in 16 bits it would round the sum by more than an example may move
+    it, so that the gradients whose norms were taken are added up one by one.
+    """
+    params = list(out)
+    for leaves, members in grouped(derived, params):
+        outputs = [t for t, _ in members]
+        if all(accumulation_dtype(t.dtype) == t.dtype for t in (*outputs, *leaves)):
+            totals = empty_sums(outputs)
+            with torch.no_grad():
+                for t, records in members:
+                    add_weighted_sum(records, weights, totals[t], fresh=True)
+            found = torch.autograd.grad(
+                outputs, leaves, list(totals.values()), retain_graph=True, allow_unused=True
+            )
+            for p, g in zip(leaves, found, strict=True):
+                if g is not None:
+                    out[p].add_(g)
+            continue
+        n = members[0][1][0].n
+        step = chunk_length(sum(t.numel() for t in (*outputs, *leaves)))
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            pulled = _pulled_back(outputs, leaves, [materialized(records, rows) for _, records in members])
+            for p, each in zip(leaves, pulled, strict=True):
+                if each is not None:
+                    out[p].add_(torch.tensordot(weights[rows].to(out[p].dtype), each.to(out[p].dtype), 1))
 
 
 def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> float:

@@ -104,6 +104,7 @@ class Recorder(Tracker):
             if first:
                 check_modules(model)
                 self._depth = 0
+                self.holders += 1
                 inputs = [x for _, x in named_tensors(batch)]
                 below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
                 stack.enter_context(_own_refusal(below))
@@ -111,7 +112,7 @@ class Recorder(Tracker):
             stack.enter_context(seen_functions(self.custom))
             stack.enter_context(self)
             losses = loss(model, batch)
-        self._depth = None
+            self.holders, self._depth = 2, None
         if isinstance(losses, Tensor) and losses.requires_grad:
             mark = self.mark(losses)
             if mark is not None and mark.why is not None:

@@ -21,11 +21,13 @@ from adamas.engines.leaves import refuse_leaf
 from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.records import Record
 from adamas.engines.separation import (
+    CUTS,
     IN_PLACE,
     INDEXING,
     KEEPS_VALUES,
     PACKED_SIZES,
     TABLE,
+    TAKES_MIXED,
     Call,
     Mark,
     Mixing,
@@ -111,6 +113,8 @@ class Tracker(TorchFunctionMode):
         # Packed sequences by the identity of their rows: those rows, the order of the examples, the lengths.
         self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
+        # References to the memory of a tensor that nobody else looks at: its own, and the one that counts.
+        self.holders = 2
 
     # --- marks ----------------------------------------------------------------------------------------
 
@@ -202,8 +206,12 @@ class Tracker(TorchFunctionMode):
     def prove(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Finds where the examples are in what a call returned, by the table."""
         try:
+            self._check_mixed(func, args, kwargs)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
+            self._check_sizes(name, found, result)
         except Mixing as error:
+            if func in CUTS and not isinstance(result, Tensor):  # the number of pieces would tell
+                self.refuse_mixing(self._reason(error))
             found = Mark(self.unit, None, self._reason(error))
         if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
             outputs = list(tensors_in(result))
@@ -211,13 +219,14 @@ class Tracker(TorchFunctionMode):
                 why = f"{name} computes with the position of the examples in the batch ({user_line()})"
                 found = Mark(self.unit, None, why)
             elif isinstance(found, Place):
-                found = Mark(self.unit, found, numbers=True, picks=self._picks(func, args))
+                found = Mark(self.unit, found, numbers=True, picks=self._picks(func, args, found, result))
         if isinstance(found, Place):
             mark = Mark(self.unit, found)
             if func in KEEPS_VALUES:
                 source = self.mark(args[0]) if args and isinstance(args[0], Tensor) else None
                 if source is not None:
-                    mark.picks, mark.alike = source.picks, source.alike
+                    mark.picks = self._picks(func, args, found, result)
+                    mark.alike = source.alike and not any(map(self.is_data, tensors_in((args[1:], kwargs))))
                     mark.numbers = source.numbers
             found = mark
         if isinstance(result, Tensor):
@@ -234,18 +243,43 @@ class Tracker(TorchFunctionMode):
         """Tells whether positions of examples are among the arguments, but for an index."""
         values: Any = (args, kwargs)
         if func in INDEXING:
-            values = (args[:1], args[2:] if func is Tensor.__setitem__ else args[3:])
+            named = [value for key, value in kwargs.items() if key != "index"]
+            values = (args[:1], args[2:] if func is Tensor.__setitem__ else args[3:], named)
         for t in tensors_in(values):
             mark = t.__dict__.get(MARK)
             if mark is not None and mark.numbers:
                 return True
         return False
 
-    def _picks(self, func: Any, args: tuple[Any, ...]) -> Picks | None:
+    def _picks(self, func: Any, args: tuple[Any, ...], place: Place, result: Any) -> Picks | None:
+        """What an index tensor picks after its values were moved."""
         if func not in KEEPS_VALUES or not args or not isinstance(args[0], Tensor):
             return None
+        if not isinstance(result, Tensor) or result.dtype not in (torch.int64, torch.int32):
+            return None  # other numbers are rounded, or wrap around
         mark = self.mark(args[0])
-        return None if mark is None else mark.picks
+        return None if mark is None or mark.picks is None else Picks(mark.picks.source, place.rows)
+
+    def _check_mixed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises if a mixed value is among the arguments, be it as a size or as a number."""
+        if func in TAKES_MIXED:
+            return
+        for t in tensors_in((args, kwargs)):
+            mark = self.mark(t)
+            if mark is not None and mark.why is not None:
+                raise Mixing(mark.why)
+
+    def _check_sizes(self, name: str, found: Any, result: Any) -> None:
+        """Raises if an axis that was found has not as many entries as the examples there."""
+        tensors = list(tensors_in(result))
+        each = found if isinstance(found, list) else [found] * len(tensors)
+        for t, one in zip(tensors, each, strict=True):
+            place = one.place if isinstance(one, Mark) else one
+            if place is None:
+                continue
+            size = t.shape[place.axis] if 0 <= place.axis < t.dim() else -1
+            if size != place.outer * place.length(self.n) * place.inner:
+                raise Mixing(f"{name} returns a tensor that has its examples on no axis")
 
     def rule(self, func: Any, name: str) -> Callable[[Call], Any]:
         """Returns the row of a function."""
@@ -256,6 +290,7 @@ class Tracker(TorchFunctionMode):
         """Makes a call that changes its first argument in place, if that keeps the examples apart."""
         target: Tensor = args[0]
         try:
+            self._check_mixed(func, args, kwargs)
             found = IN_PLACE[func](Call(name, args, kwargs, target, self.mark, self.unit, self.unit))
         except Mixing as error:
             self.refuse_mixing(self._reason(error))
@@ -267,7 +302,7 @@ class Tracker(TorchFunctionMode):
         assert not isinstance(found, list)
         place = found.place if isinstance(found, Mark) else found
         if before is None or before.made or before.alike:
-            if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > 2:
+            if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > self.holders:
                 raise UnsupportedError(
                     f"The forward writes data of the batch into a tensor that was not made in this step "
                     f"({name}, {user_line()}), so that examples meet through it. Write to a new tensor, or "
@@ -331,6 +366,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+    elif isinstance(value, slice):
+        yield from tensors_in((value.start, value.stop, value.step))
 
 
 def holds_count(value: Any) -> bool:

@@ -38,7 +38,8 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._inside = inside
         self.refusal: UnsupportedError | None = None
-        self._data = {x.untyped_storage().data_ptr() for x in inputs}
+        # Storages are held, so that nothing else comes to their place in memory.
+        self._data = {s.data_ptr(): s for s in (x.untyped_storage() for x in inputs)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # the recorder need not see how it is watched
@@ -58,7 +59,8 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tainted:
             for t in tree_leaves(result):
                 if isinstance(t, Tensor) and t.layout == torch.strided:
-                    self._data.add(t.untyped_storage().data_ptr())
+                    storage = t.untyped_storage()
+                    self._data.setdefault(storage.data_ptr(), storage)
         return result
 
     def _holds_data(self, t: Tensor) -> bool:

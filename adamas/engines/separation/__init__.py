@@ -13,9 +13,19 @@ elementwise, axes, products, layers, views, indexing, factories, gradients    th
 """
 
 from adamas.engines.separation.call import PACKED_SIZES, Call, Mark, Mixing, Picks
-from adamas.engines.separation.table import IN_PLACE, INDEXING, KEEPS_VALUES, MAKES, TABLE, TAKES_COUNTS
+from adamas.engines.separation.table import (
+    CUTS,
+    IN_PLACE,
+    INDEXING,
+    KEEPS_VALUES,
+    MAKES,
+    TABLE,
+    TAKES_COUNTS,
+    TAKES_MIXED,
+)
 
 __all__ = [
+    "CUTS",
     "INDEXING",
     "IN_PLACE",
     "KEEPS_VALUES",
@@ -23,6 +33,7 @@ __all__ = [
     "PACKED_SIZES",
     "TABLE",
     "TAKES_COUNTS",
+    "TAKES_MIXED",
     "Call",
     "Mark",
     "Mixing",

@@ -105,6 +105,7 @@ def normalized(call: Call) -> int:
 def padded(call: Call) -> Found:
     """Follows `pad`, which must not lengthen the axis of the examples."""
     x, pad = call.first, call.get(1, "pad")
+    call.only(x)
     place = call.place(x)
     if place is not None:
         sides = pad[2 * (x.dim() - 1 - place.axis) :][:2]

@@ -102,7 +102,9 @@ class Call:
     @property
     def first(self) -> Tensor:
         """The tensor that the function is applied to."""
-        value: Tensor = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        value: Any = self.args[0] if self.args else self.kwargs.get("input", self.kwargs.get("query"))
+        if not isinstance(value, Tensor):
+            raise Mixing(f"{self.name} is followed only with a tensor as its first argument")
         return value
 
     def place(self, t: Any) -> Place | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from adamas.engines.places import FIRST, Place
+from adamas.engines.places import Place
 from adamas.engines.separation.call import Call, Found, Mixing
 
 
@@ -23,7 +23,9 @@ def broadcast(call: Call, tensors: Iterable[Tensor], dim: int) -> Place | None:
         mark = call.mark(t)
         if mark is not None and mark.alike:
             constants.append(t)
-            spread = place if spread is None or spread == place else FIRST
+            if spread is not None and spread != place:
+                raise Mixing(f"{call.name} combines constants that were spread over the examples elsewhere")
+            spread = place
         elif found is None:
             found = place
         elif found != place:
@@ -45,7 +47,12 @@ def elementwise(call: Call) -> Found:
 
 def copied(call: Call) -> Found:
     """`x.copy_(source)`, whatever was there before."""
-    return broadcast(call, (call.args[1],), call.first.dim())
+    x, source = call.first, call.get(1, "src", "other")
+    place = call.place(x)
+    if place is not None and call.place(source) is None:
+        call.constant(source, place.axis - x.dim() + source.dim(), place)
+        return place
+    return broadcast(call, (source,), x.dim())
 
 
 def cast(call: Call) -> Found:
@@ -55,11 +62,14 @@ def cast(call: Call) -> Found:
 
 def pointwise_loss(call: Call) -> Found:
     """Follows a loss of numbers at the same place, without reduction."""
-    if call.kwargs.get("reduction", "mean") != "none" or call.kwargs.get("reduce") is not None:
+    tensors = list(call.tensors())
+    dim = max(t.dim() for t in tensors)
+    if call.kwargs.get("reduction", "mean") != "none" or call.result.dim() != dim:
         raise Mixing(f'{call.name} without reduction="none" runs over the examples')
-    return broadcast(call, call.tensors(), call.result.dim())
+    return broadcast(call, tensors, dim)
 
 
 def dropped(call: Call) -> Found:
     """Follows dropout, whose masks do not depend on the data."""
+    call.only(call.first)
     return call.place(call.first)

@@ -24,6 +24,8 @@ def made(call: Call) -> Found:
     )
     if isinstance(value, Count):
         raise Mixing(f"{call.name} computes with the number of examples")
+    if isinstance(value, Tensor) and call.mark(value) is not None:
+        raise Mixing(f"{call.name} computes with values of the batch")
     return _alike(call, over_examples(call, sizes))
 
 
@@ -33,6 +35,7 @@ def _alike(call: Call, place: Place | None) -> Mark | None:
 
 def made_new(call: Call) -> Found:
     """Follows `new_zeros` and its relatives."""
+    call.only(call.first)
     sizes = sizes_of(call)
     if call.name == "new_full":
         sizes = call.get(1, "size")
@@ -44,10 +47,13 @@ def made_new(call: Call) -> Found:
 def numbered(call: Call) -> Found:
     """Follows `arange` over the examples, whose values are their positions."""
     counts = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Count)]
+    call.only()
     if not counts:
         return None
-    plain = len(call.args) == 1 or (len(call.args) == 2 and call.args[0] == 0)
-    if not plain or counts[0].unit is not call.unit or "step" in call.kwargs:
+    limits = [value for value in (*call.args, *(call.kwargs.get(key) for key in ("start", "end", "step")))]
+    limits = [value for value in limits if value is not None]
+    plain = len(limits) == 1 or (len(limits) == 2 and type(limits[0]) is int and limits[0] == 0)
+    if not plain or len(counts) != 1 or counts[0].unit is not call.unit:
         raise Mixing("arange makes a constant that differs by the examples' position")
     place = Place(0, 1, counts[0].times)
     return Mark(call.owner, place, numbers=True, picks=Picks(place, None))
@@ -55,5 +61,6 @@ def numbered(call: Call) -> Found:
 
 def made_like(call: Call) -> Found:
     """Follows constants of one value in the shape of data."""
+    call.only(call.first)
     place = call.place(call.first)
     return None if place is None else Mark(call.owner, place, alike=True)

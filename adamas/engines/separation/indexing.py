@@ -17,7 +17,7 @@ class _Index:
     """An index as Python gives it, axis by axis."""
 
     def __init__(self, call: Call, x: Tensor, index: Any) -> None:
-        items = list(index) if isinstance(index, tuple) else [index]
+        items = [self._item(item) for item in (index if isinstance(index, tuple) else (index,))]
         used = sum(self._width(item) for item in items)
         full = [slice(None)] * (x.dim() - used)
         if any(item is Ellipsis for item in items):
@@ -32,7 +32,7 @@ class _Index:
         axis = to = 0
         first, last, apart = None, None, False
         for item in items:
-            if item is None or isinstance(item, bool):
+            if item is None:
                 to += 1
                 continue
             if isinstance(item, slice):
@@ -43,7 +43,6 @@ class _Index:
                 self.by_axis[axis] = item
                 axis += 1
                 continue
-            item = torch.as_tensor(item) if not isinstance(item, Tensor) else item
             self.by_axis[axis] = item
             self.tensors.append((axis, item))
             if first is None:
@@ -56,14 +55,33 @@ class _Index:
         self.dim = len(shape)
         self.at = 0 if apart else (first or 0)
         if self.tensors:
-            mixed_with_numbers = any(isinstance(item, int) and not isinstance(item, bool) for item in items)
+            mixed_with_numbers = any(isinstance(item, int) for item in items)
             if mixed_with_numbers and len(self.tensors) + len(self.to) < x.dim():
                 raise Mixing("indexing by numbers and tensors together is not followed")
             self.to = {a: t + self.dim if apart or t >= self.at else t for a, t in self.to.items()}
 
     @staticmethod
+    def _item(item: Any) -> Any:
+        """Makes tensors of lists, and numbers of tensors with one."""
+        if item is None or item is Ellipsis or isinstance(item, slice):
+            return item
+        if isinstance(item, bool):
+            raise Mixing("indexing by a truth value is not followed")
+        if isinstance(item, int):
+            return item
+        if not isinstance(item, Tensor):
+            if any(isinstance(value, Count | Tensor) for value in item):
+                raise Mixing("indexing by a list of numbers of examples or of tensors is not followed")
+            item = torch.as_tensor(item)
+        if item.dim() == 0:
+            if item.dtype in (torch.bool, torch.uint8):
+                raise Mixing("indexing by a truth value is not followed")
+            return int(item)
+        return item
+
+    @staticmethod
     def _width(item: Any) -> int:
-        if item is None or item is Ellipsis or isinstance(item, bool):
+        if item is None or item is Ellipsis:
             return 0
         if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
             return item.dim()
@@ -80,12 +98,9 @@ class _Index:
         call, x = self.call, self.x
         place = call.place(x)
         data = [(axis, t) for axis, t in self.tensors if call.place(t) is not None]
+        self.check_counts(place)
         if any(t.dtype in (torch.bool, torch.uint8) for _, t in self.tensors) and data:
             return self._masked(place)
-        for axis, item in self.by_axis.items():
-            elsewhere = place is None or axis != place.axis
-            if elsewhere and isinstance(item, slice) and _counts(item):
-                raise Mixing("indexing computes with the number of examples")
         if place is None:
             if not data:
                 return None
@@ -98,7 +113,7 @@ class _Index:
             raise Mixing("indexing by a constant mask along the examples")
         self._check_numbers(place)
         own = call.mark(x)
-        if own is not None and own.alike and not data and place.plain and not self._is_full(place, item):
+        if own is not None and own.alike and not data and place.plain and not isinstance(item, slice):
             return None  # the same for every example
         if isinstance(item, slice):
             if data:
@@ -119,19 +134,19 @@ class _Index:
             if mark is not None and mark.numbers and (place is None or axis != place.axis):
                 raise Mixing("indexing by the position of the examples in the batch")
 
-    def _is_full(self, place: Place, item: Any) -> bool:
-        return isinstance(item, slice) and item.indices(self.x.shape[place.axis]) == (
-            *(0, self.x.shape[place.axis], 1),
-        )
+    def check_counts(self, place: Place | None) -> None:
+        """Raises if the number of examples says what is taken, but for a slice of their own axis."""
+        for axis, item in self.by_axis.items():
+            elsewhere = place is None or axis != place.axis
+            if isinstance(item, Count) or (elsewhere and isinstance(item, slice) and _counts(item)):
+                raise Mixing("indexing computes with the number of examples")
 
     def _sliced(self, place: Place, item: slice) -> Place:
         length = self.x.shape[place.axis]
-        if any(isinstance(value, Tensor) for value in (item.start, item.stop, item.step)):
-            raise Mixing("indexing takes some of the examples out of the batch")
         start, stop, step = slice(*(_plain(v) for v in (item.start, item.stop, item.step))).indices(length)
         if (start, stop, step) == (0, length, 1):
             return place
-        if step > 1 and place.inner % step == 0 and start < step and stop > length - step:
+        if step > 1 and place.inner % step == 0 and start < step and stop > length - step + start:
             return place._replace(inner=place.inner // step)
         size = place.length(self.call.n) * place.inner
         if step != 1 or start % size or stop % size or place.outer == 1:
@@ -145,6 +160,8 @@ class _Index:
             raise Mixing("indexing by a mask and other tensors is not followed")
         ((first, mask),) = self.tensors
         own = call.place(mask)
+        if len(self.by_axis) != len(self.to) + 1 or any(isinstance(i, int) for i in self.by_axis.values()):
+            raise Mixing("indexing by a mask and numbers is not followed")
         if place is None or own is None or place != own.shifted(first):
             raise Mixing("indexing by a mask combines each example with others")
         return Place(self.at, 1, 1, chosen_rows(call, mask, own))
@@ -153,13 +170,11 @@ class _Index:
 def picks_own(call: Call, index: Tensor, place: Place) -> bool:
     """Tells whether an index along the examples picks, for each, rows that belong to it.
 
-    That is known of a permutation, and of rows that a mask chose; any other index tensor is looked at.
+    The index itself is looked at.
     """
     mark = call.mark(index)
     if mark is None or mark.place is None:
         return False
-    if mark.picks is not None and mark.picks.source == place._replace(axis=0):
-        return True
     own = mark.place
     picked = index.detach() // place.inner % place.length(call.n)
     if place.rows is not None:
@@ -175,9 +190,11 @@ def chosen_rows(call: Call, mask: Tensor, place: Place) -> Rows:
     """The rows where a mask is true, in order; the same for one mask asked twice."""
     mark = call.mark(mask)
     assert mark is not None
-    if mark.chosen is None:
-        digit = mask.detach().nonzero()[:, place.axis] // place.inner % place.length(call.n)
-        owner = digit if place.rows is None else place.rows.owner[digit]
+    if mark.numbers:
+        raise Mixing(f"{call.name} chooses examples by their position in the batch")
+    digit = mask.detach().nonzero()[:, place.axis] // place.inner % place.length(call.n)
+    owner = digit if place.rows is None else place.rows.owner[digit]
+    if mark.chosen is None or not torch.equal(mark.chosen.owner, owner):  # it may have been written to
         mark.chosen = Rows(owner, call.n, chosen=True)
     return mark.chosen
 
@@ -210,9 +227,10 @@ def setitem(call: Call) -> Found:
     place = call.place(x)
     if place is not None:
         found = picked.place()
+        if not isinstance(found, Place):
+            raise Mixing("writing to some of the examples")
         if not isinstance(value, Tensor):
             return place
-        assert isinstance(found, Place)
         dim = picked.dim + len(picked.to) + sum(item is None for item in _items(index))
         if own is not None and own.shifted(dim - value.dim()) != found:
             raise Mixing("writing to an index combines each example with others")
@@ -220,6 +238,7 @@ def setitem(call: Call) -> Found:
             call.constant(value, found.axis - dim + value.dim(), found)
         return place
     if own is None:
+        picked.check_counts(None)
         if any(call.place(t) is not None for _, t in picked.tensors):
             raise Mixing("writing to a constant where the data says")
         return None
@@ -228,6 +247,7 @@ def setitem(call: Call) -> Found:
     dim = len(picked.to) + sum(item is None for item in _items(index))
     target = own.axis + dim - value.dim()
     axis = next((a for a, to in picked.to.items() if to == target), None)
+    picked.check_counts(None if axis is None else own._replace(axis=axis))
     if axis is None or picked._sliced(own._replace(axis=axis), picked.by_axis[axis]) != own._replace(
         axis=axis
     ):
@@ -342,9 +362,12 @@ def scatter(call: Call) -> Found:
     mark = call.mark(index)
     if x.dim() == 1 and mark is not None and mark.picks is not None and isinstance(source, Tensor):
         written = call.mark(source)
-        inverse = _inverse(mark.picks, call)
-        if inverse is not None and written is not None and written.picks == Picks(FIRST, None):
-            return inverse  # the places of a permutation: it is undone
+        inverse = _inverse(mark.picks, call) if call.name in ("scatter", "scatter_") else None
+        plain = written is not None and written.place == FIRST and written.picks == Picks(FIRST, None)
+        if inverse is not None and plain and len(call.args) + len(call.kwargs) == 4:
+            numbers = torch.arange(call.n, device=index.device)
+            if len(x) == len(index) == call.n and torch.equal(source.to(numbers.dtype), numbers):
+                return inverse  # the places of a permutation: it is undone
     rows = _scatter_rows(call, x, index, source, axis)
     if rows is not None:
         return rows
@@ -380,11 +403,11 @@ def ordered(call: Call) -> Found:
         return along(call, x, dim)
     indices = call.result if isinstance(call.result, Tensor) else call.result[1]
     mark = call.mark(x)
+    owner = indices.detach() if place.rows is None else place.rows.owner[indices.detach()]
     if mark is not None and mark.picks is not None and call.name == "argsort":
         inverse = _inverse(mark.picks, call)
-        if inverse is not None:
+        if inverse is not None and torch.equal(owner, torch.arange(call.n, device=owner.device)):
             return inverse
-    owner = indices.detach() if place.rows is None else place.rows.owner[indices.detach()]
     order = Rows(owner, call.n, chosen=place.rows is not None and place.rows.chosen)
     sorted_place = Place(0, 1, 1, order)
     picking = Mark(call.owner, sorted_place, picks=Picks(place, order), numbers=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from adamas.engines.places import Place
 from adamas.engines.separation.axes import axes_of, last_axes
 from adamas.engines.separation.call import Call, Found, Mixing
@@ -47,6 +49,13 @@ def instance_norm(call: Call) -> Found:
     return batch_first()(call)
 
 
+def bare_instance_norm(call: Call) -> Found:
+    """Follows `torch.instance_norm`, whose arguments have another order."""
+    if call.get(3, "running_mean") is not None or not call.get(5, "use_input_stats"):
+        raise Mixing("instance_norm with running statistics mixes the examples")
+    return batch_first()(call)
+
+
 def batch_norm(call: Call) -> Found:
     """Follows batch normalisation with frozen statistics."""
     if call.get(5, "training", default=False) or call.get(1, "running_mean") is None:
@@ -84,6 +93,15 @@ def embedding(call: Call) -> Found:
     return call.place(indices)
 
 
+def bare_embedding(call: Call) -> Found:
+    """Follows `torch.embedding`, which takes the weight first."""
+    indices = call.get(1, "indices")
+    call.only(indices)
+    if call.get(3, "scale_grad_by_freq", default=False):
+        raise Mixing("embedding with scale_grad_by_freq mixes the examples")
+    return call.place(indices)
+
+
 def embedding_bag(call: Call) -> Found:
     """Follows sums of looked-up rows, a bag for each example."""
     indices = call.first
@@ -102,6 +120,7 @@ def embedding_bag(call: Call) -> Found:
 
 def one_hot(call: Call) -> Found:
     """Follows `one_hot` with a given number of classes."""
+    call.only(call.first)
     if call.get(1, "num_classes", default=-1) < 0:
         raise Mixing("one_hot without num_classes counts the classes of the whole batch")
     return call.place(call.first)
@@ -141,6 +160,9 @@ def ctc_loss(call: Call) -> Found:
     reduction = call.get(5, "reduction", default="mean")
     if reduction != "none" or targets.dim() != 2 or x.dim() != 3:
         raise Mixing('ctc_loss is followed only with reduction="none" and padded targets')
+    for lengths in (call.get(2, "input_lengths"), call.get(3, "target_lengths")):
+        if not isinstance(lengths, Tensor) and len(set(lengths)) > 1:
+            raise Mixing("ctc_loss takes lengths that differ by the examples' position")
     found: Place | None = None
     for t in call.tensors():
         place = call.place(t)

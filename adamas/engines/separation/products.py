@@ -68,7 +68,7 @@ def _with_bias(call: Call, found: Place | None, bias: Tensor | None) -> Place | 
     place, dim = call.place(bias), call.result.dim()
     if place is not None:
         place = place.shifted(dim - bias.dim())
-        if found is not None and place != found:
+        if place != found:
             raise Mixing(f"{call.name} combines each example with others")
         return place
     if found is not None:

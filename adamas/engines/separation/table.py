@@ -109,12 +109,15 @@ _rows(
     axes.along_axis(1),
 )
 _rows("aminmax", lambda call: axes.along(call, call.first, call.kwargs.get("dim")))
-_rows("softmax log_softmax softmin _log_softmax axes.softmax", axes.softmax)
+_rows("softmax log_softmax softmin _log_softmax", axes.softmax)
 _rows("norm vector_norm normalize", axes.along_axis(2))
 TABLE[F.normalize] = axes.along_axis(2, default=1)
 _rows("topk kthvalue", axes.along_axis(2, default=-1))
-_rows("sort argsort msort", indexing.ordered)
-_rows("flip fliplr flipud", axes.flipped)
+_rows("sort argsort", indexing.ordered)
+_rows("msort", lambda call: axes.along(call, call.first, 0))
+_rows("flip", axes.flipped)
+_rows("fliplr", lambda call: axes.along(call, call.first, 1))
+_rows("flipud", lambda call: axes.along(call, call.first, 0))
 _rows("roll", axes.along_axis(2))
 _rows("quantile nanquantile", axes.quantile)
 _rows("glu", axes.gated)
@@ -141,7 +144,8 @@ _rows("unfold", layers.batch_first(2))
 _rows("fold", layers.batch_first(1))
 TABLE[torch.Tensor.unfold] = views.unfolded
 _rows("interpolate upsample upsample_nearest upsample_bilinear local_response_norm", layers.batch_first())
-_rows("pixel_shuffle pixel_unshuffle channel_shuffle", axes.last_axes(3))
+_rows("pixel_shuffle pixel_unshuffle", axes.last_axes(3))
+_rows("channel_shuffle", layers.batch_first())
 for _axes in (1, 2, 3):
     _rows(
         f"max_pool{_axes}d max_pool{_axes}d_with_indices avg_pool{_axes}d lp_pool{_axes}d "
@@ -150,10 +154,12 @@ for _axes in (1, 2, 3):
     )
 _rows("group_norm", layers.group_norm)
 _rows("instance_norm", layers.instance_norm)
+TABLE[torch.instance_norm] = layers.bare_instance_norm
 _rows("batch_norm", layers.batch_norm)
 _rows("grid_sample", layers.grid_sample)
 _rows("multinomial", axes.last_axes(1))
 _rows("embedding", layers.embedding)
+TABLE[torch.embedding] = layers.bare_embedding
 _rows("embedding_bag", layers.embedding_bag)
 _rows("one_hot", layers.one_hot)
 _rows("cross_entropy nll_loss", layers.cross_entropy)
@@ -262,3 +268,10 @@ for _function, _rule in (*TABLE.items(), *IN_PLACE.items()):
         *(indexing.getitem, indexing.setitem),
     ):
         TAKES_COUNTS.add(_function)
+
+CUTS: set[Any] = {function for function, rule in TABLE.items() if rule is views.pieces}
+"""Functions that cut a tensor into pieces, whose number is a plain one."""
+
+TAKES_MIXED: set[Any] = {function for function, rule in TABLE.items() if rule is factories.made}
+TAKES_MIXED.add(torch.autograd.grad)
+"""Functions whose rules know what a mixed value means among their arguments."""

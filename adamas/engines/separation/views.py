@@ -1,6 +1,6 @@
 """Rules of functions that reshape, move, spread, cut and join."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,12 @@ def reshaped(call: Call) -> Found:
     x, result = call.first, call.result
     if len(call.args) > 1 and isinstance(call.args[1], torch.dtype):
         raise Mixing("view as another number type is not followed")
+    other = call.get(1, "other")
+    call.only(x, *([other] if isinstance(other, Tensor) and other.dim() else []))
     place = call.place(x)
     if place is None:
+        if any(isinstance(size, Count) for size in _all_sizes(call)):
+            raise Mixing(f"{call.name} shapes a constant by the number of examples")
         return None
     found = viewed(place, x.shape, result.shape, call.n)
     if found is None:
@@ -30,6 +34,11 @@ def reshaped(call: Call) -> Found:
         axis = axes_of(call.get(1, "dim"), x.dim())[0]
         _check_counts(call, call.get(2, "sizes"), found.shifted(-axis))
     return found
+
+
+def _all_sizes(call: Call) -> Iterator[Any]:
+    for value in (*call.args, *call.kwargs.values()):
+        yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def _check_counts(call: Call, sizes: Sequence[Any], place: Place) -> None:
@@ -120,6 +129,7 @@ def expanded(call: Call) -> Found:
     other = call.get(1, "other")
     if isinstance(other, Tensor):
         return broadcast(call, (x, other), result.dim())
+    call.only(x)
     place, sizes = call.place(x), sizes_of(call)
     if place is not None:
         place = place.shifted(result.dim() - x.dim())
@@ -146,6 +156,7 @@ def over_examples(call: Call, sizes: Sequence[Any]) -> Place | None:
 def repeated(call: Call) -> Found:
     """Follows a repetition, also of a constant over the examples."""
     x = call.first
+    call.only(x)
     sizes = sizes_of(call)
     place = call.place(x)
     new = len(sizes) - x.dim()
@@ -211,8 +222,11 @@ def unfolded(call: Call) -> Found:
 def pieces(call: Call) -> Found:
     """Functions that cut one axis into pieces, or take one entry or some of it."""
     x = call.first
+    call.only(x)
     place = call.place(x)
     if place is None:
+        if any(isinstance(value, Count) for value in _all_sizes(call)):
+            raise Mixing(f"{call.name} computes with the number of examples")
         return None
     if call.name in ("select", "narrow", "select_copy"):
         axis = axes_of(call.get(1, "dim"), x.dim())[0]
@@ -222,7 +236,7 @@ def pieces(call: Call) -> Found:
         axis = axes_of(call.get(2, "dim", default=0), x.dim())[0]
     gone = call.name in ("select", "unbind")
     if axis != place.axis:
-        if any(isinstance(value, Count) for value in (*call.args, *call.kwargs.values())):
+        if any(isinstance(value, Count) for value in _all_sizes(call)):
             raise Mixing(f"{call.name} computes with the number of examples")
         found = place.shifted(-(gone and axis < place.axis))
         return found if isinstance(call.result, Tensor) else [found for _ in call.result]
