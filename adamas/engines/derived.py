@@ -96,8 +96,8 @@ def _by_products(
 def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Tensor]) -> None:
     """Adds the weighted sums of the examples' gradients behind derived weights to those of the parameters.
 
-    One vector-Jacobian product does for all; in 16 bits it would round the sum by more than an example may move
-    it, so that the gradients whose norms were taken are added up one by one.
+    One vector-Jacobian product does for all; in 16 bits it would round the sum by more than an example may
+    move it, so that the gradients whose norms were taken are added up one by one.
     """
     params = list(out)
     for leaves, members in grouped(derived, params):
