@@ -113,7 +113,7 @@ class _Index:
             raise Mixing("indexing by a constant mask along the examples")
         self._check_numbers(place)
         own = call.mark(x)
-        if own is not None and own.alike and not data and place.plain and not isinstance(item, slice):
+        if own is not None and own.alike and not data and place.plain and self._fixed(item):
             return None  # the same for every example
         if isinstance(item, slice):
             if data:
@@ -133,6 +133,16 @@ class _Index:
             mark = self.call.mark(t)
             if mark is not None and mark.numbers and (place is None or axis != place.axis):
                 raise Mixing("indexing by the position of the examples in the batch")
+
+    def _fixed(self, item: Any) -> bool:
+        """Tells whether what is taken from equal rows has the same size in every batch of two or more."""
+        if not isinstance(item, slice):
+            return True
+        start, stop = item.start or 0, item.stop
+        if item.step not in (None, 1) or type(start) is not int or type(stop) is not int:
+            return False
+        self.call.unit.single_differs |= stop == 2
+        return 0 <= start <= stop <= 2
 
     def check_counts(self, place: Place | None) -> None:
         """Raises if the number of examples says what is taken, but for a slice of their own axis."""
@@ -366,7 +376,7 @@ def scatter(call: Call) -> Found:
         plain = written is not None and written.place == FIRST and written.picks == Picks(FIRST, None)
         if inverse is not None and plain and len(call.args) + len(call.kwargs) == 4:
             numbers = torch.arange(call.n, device=index.device)
-            if len(x) == len(index) == call.n and torch.equal(source.to(numbers.dtype), numbers):
+            if x.shape == index.shape == numbers.shape and torch.equal(source.to(numbers.dtype), numbers):
                 return inverse  # the places of a permutation: it is undone
     rows = _scatter_rows(call, x, index, source, axis)
     if rows is not None:
