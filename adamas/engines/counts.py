@@ -75,9 +75,9 @@ class Count(int):
     # --- sizes ----------------------------------------------------------------------------------------
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Count) or not isinstance(other, int):
+        if isinstance(other, Count) or not isinstance(other, int) or other < 0:
             self._refuse("computes with")
-        return Count(self.times * other, self.unit)
+        return Count(self.times * other, self.unit) if other else 0
 
     __rmul__ = __mul__
 
@@ -93,6 +93,8 @@ class Count(int):
     def __sub__(self, other: Any) -> Any:
         if isinstance(other, Count) and other.unit is self.unit:
             left = self.times - other.times
+            if left < 0:
+                self._refuse("computes with")
             return Count(left, self.unit) if left else 0
         if isinstance(other, int) and not isinstance(other, Count) and other == 0:
             return self
@@ -101,7 +103,7 @@ class Count(int):
     def __floordiv__(self, other: Any) -> Any:
         if isinstance(other, Count) and other.unit is self.unit and self.times % other.times == 0:
             return self.times // other.times
-        if isinstance(other, int) and not isinstance(other, Count) and self.times % other == 0:
+        if isinstance(other, int) and not isinstance(other, Count) and other > 0 and self.times % other == 0:
             return Count(self.times // other, self.unit)
         self._refuse("computes with")
 
@@ -112,7 +114,7 @@ class Count(int):
 
     def __mod__(self, other: Any) -> Any:
         times = other.times if isinstance(other, Count) and other.unit is self.unit else other
-        if isinstance(times, int) and not isinstance(times, Count) and self.times % times == 0:
+        if isinstance(times, int) and not isinstance(times, Count) and times > 0 and self.times % times == 0:
             return 0
         self._refuse("computes with")
 
@@ -124,6 +126,8 @@ class Count(int):
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refused
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
     __float__ = __int__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refused
+    bit_length = bit_count = conjugate = to_bytes = as_integer_ratio = is_integer = _refused
+    real = imag = numerator = denominator = property(_refused)  # type: ignore[assignment]
 
     # --- comparisons ----------------------------------------------------------------------------------
 

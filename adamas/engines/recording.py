@@ -21,6 +21,7 @@ from adamas._nests import named_tensors
 from adamas.engines import uses
 from adamas.engines.counts import counted_len, user_line
 from adamas.engines.graph import check_graph, seen_functions
+from adamas.engines.places import Place
 from adamas.engines.separation import IN_PLACE, MAKES, PACKED_SIZES, TABLE, TAKES_COUNTS, Mark
 from adamas.engines.tracking import (
     HARMLESS,
@@ -194,6 +195,8 @@ class Recorder(Tracker):
                 self.set_mark(result, Mark(self.unit, None, made=True))
             return result
         if counted and func not in TAKES_COUNTS:
+            if func in IN_PLACE or _works_in_place(name) or kwargs.get("out") is not None:
+                self.refuse_mixing(f"{name} writes what depends on the number of examples ({user_line()})")
             result = func(*args, **kwargs)
             why = f"{name} computes with the number of examples ({user_line()})"
             for t in tensors_in(result):
@@ -232,7 +235,7 @@ class Recorder(Tracker):
             self.refuse_mixing(f"{name} writes to out= ({user_line()})")
         if func in _FUSED_RNNS and not isinstance(args[3], bool):
             return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        if func in _READS and not (func in _STRIDES and self.place(args[0]).axis == 0):
+        if func in _READS and not (func in _STRIDES and _tells_no_length(args[0], self.place(args[0]))):
             self._refuse_read(name)
         if func in _STRIDES:
             return func(*args, **kwargs)
@@ -427,6 +430,11 @@ def _own_refusal(below: Below) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise (below.refusal or error) from error
+
+
+def _tells_no_length(t: Tensor, place: Place) -> bool:
+    """Tells whether the strides of a tensor are the same for any number of examples."""
+    return place.axis == 0 and t.is_contiguous() and t.storage_offset() == 0
 
 
 def _works_in_place(name: str) -> bool:

@@ -26,6 +26,7 @@ from adamas.engines.separation import (
     INDEXING,
     KEEPS_VALUES,
     PACKED_SIZES,
+    READS_NO_VALUES,
     TABLE,
     TAKES_MIXED,
     Call,
@@ -209,6 +210,8 @@ class Tracker(TorchFunctionMode):
             self._check_mixed(func, args, kwargs)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
             self._check_sizes(name, found, result)
+            if found is None and func not in READS_NO_VALUES:
+                self._check_forgotten(name, args, kwargs)
         except Mixing as error:
             if func in CUTS and not isinstance(result, Tensor):  # the number of pieces would tell
                 self.refuse_mixing(self._reason(error))
@@ -268,6 +271,13 @@ class Tracker(TorchFunctionMode):
             mark = self.mark(t)
             if mark is not None and mark.why is not None:
                 raise Mixing(mark.why)
+
+    def _check_forgotten(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises if data is among the arguments of what is taken for a constant."""
+        for t in tensors_in((args, kwargs)):
+            mark = self.mark(t)
+            if mark is not None and mark.place is not None and not mark.alike:
+                raise Mixing(f"{name} takes data where it is only known to take constants")
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
         """Raises if an axis that was found has not as many entries as the examples there."""

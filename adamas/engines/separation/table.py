@@ -275,3 +275,7 @@ CUTS: set[Any] = {function for function, rule in TABLE.items() if rule is views.
 TAKES_MIXED: set[Any] = {function for function, rule in TABLE.items() if rule is factories.made}
 TAKES_MIXED.add(torch.autograd.grad)
 """Functions whose rules know what a mixed value means among their arguments."""
+
+READS_NO_VALUES: set[Any] = {function for function, rule in TABLE.items() if rule is factories.made_new}
+READS_NO_VALUES |= {torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.view_as, torch.Tensor.reshape_as}
+"""Functions that take data for its shape, type or device only."""
