@@ -105,15 +105,15 @@ class Recorder(Tracker):
             if first:
                 check_modules(model)
                 self._depth = 0
-                self.holders += 1
                 inputs = [x for _, x in named_tensors(batch)]
                 below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
                 stack.enter_context(_own_refusal(below))
+                self.holds = below.holds
             stack.enter_context(counted_len(self.length))
             stack.enter_context(seen_functions(self.custom))
             stack.enter_context(self)
             losses = loss(model, batch)
-            self.holders, self._depth = 2, None
+            self.holds, self._depth = None, None
         if isinstance(losses, Tensor) and losses.requires_grad:
             mark = self.mark(losses)
             if mark is not None and mark.why is not None:

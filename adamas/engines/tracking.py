@@ -114,8 +114,8 @@ class Tracker(TorchFunctionMode):
         # Packed sequences by the identity of their rows: those rows, the order of the examples, the lengths.
         self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
-        # References to the memory of a tensor that nobody else looks at: its own, and the one that counts.
-        self.holders = 2
+        # Tells whether the memory of a tensor is held by what looks below the functions of Python.
+        self.holds: Callable[[Tensor], bool] | None = None
 
     # --- marks ----------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Tracker(TorchFunctionMode):
         assert not isinstance(found, list)
         place = found.place if isinstance(found, Mark) else found
         if before is None or before.made or before.alike:
-            if before is None or torch._C._storage_Use_Count(target.untyped_storage()._cdata) > self.holders:
+            if before is None or self._is_shared(target):
                 raise UnsupportedError(
                     f"The forward writes data of the batch into a tensor that was not made in this step "
                     f"({name}, {user_line()}), so that examples meet through it. Write to a new tensor, or "
@@ -332,6 +332,11 @@ class Tracker(TorchFunctionMode):
         for t in {id(t): t for t in (target, *tensors_in(result))}.values():
             self.set_mark(t, found)
         return result
+
+    def _is_shared(self, t: Tensor) -> bool:
+        """Tells whether another tensor has the same memory."""
+        known = 2 if self.holds is None else 2 + self.holds(t)  # its own reference, and the one that counts
+        return torch._C._storage_Use_Count(t.untyped_storage()._cdata) > known
 
     def _reason(self, error: Mixing) -> str:
         text = str(error)

@@ -47,7 +47,7 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        tainted = any(self._holds_data(t) for t in tensors)
+        tainted = any(self.holds(t) for t in tensors)
         if tainted and not self._inside():
             self.refusal = UnsupportedError(
                 f"The forward computes {func.__name__.split('.')[0]} on the batch where the engine cannot "
@@ -63,5 +63,6 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._data.setdefault(storage.data_ptr(), storage)
         return result
 
-    def _holds_data(self, t: Tensor) -> bool:
+    def holds(self, t: Tensor) -> bool:
+        """Tells whether the memory of a tensor has data, and is held here."""
         return t.layout == torch.strided and t.untyped_storage().data_ptr() in self._data
