@@ -26,7 +26,7 @@ Progress = Annotated[bool | None, typer.Option(help="Show a progress bar; on a t
 @app.command()
 def check(
     function: Function,
-    examples: Annotated[int, typer.Option(help="Examples that a replay takes.")] = 8,
+    examples: Annotated[int, typer.Option(help="Examples of a batch that are looked at one by one.")] = 8,
     progress: Progress = None,
     as_json: Json = False,
 ) -> None:
