@@ -16,10 +16,7 @@ class Framed(Record):
         x: Inputs.
         e: Output gradients, `(n, frames, co, *out)`.
         shape: The weight's shape.
-        stride: Of the images' axes.
-        padding: Of the images' axes.
-        dilation: Of the images' axes.
-        groups: Groups of channels.
+        settings: Stride, padding and dilation along the images' axes, and groups of channels.
     """
 
     def __init__(
@@ -27,13 +24,10 @@ class Framed(Record):
         x: Tensor,
         e: Tensor,
         shape: Sequence[int],
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        groups: int,
+        settings: tuple[list[int], list[int], list[int], int],
     ) -> None:
-        self.x, self.e, self.shape = x, e, tuple(shape)
-        self._settings = (stride, padding, dilation, groups)
+        self.x, self.e, self.shape, self._settings = x, e, tuple(shape), settings
+        stride, padding, dilation, groups = settings
         self.n = x.shape[0]
         deep = (*self.shape[:2], 1, *self.shape[2:])
         films = (x.transpose(1, 2), e.transpose(1, 2))
@@ -56,4 +50,4 @@ class Framed(Record):
         return self.e.dtype
 
     def kept(self, rows: slice | Tensor) -> "Framed":
-        return Framed(self.x[rows], self.e[rows], self.shape, *self._settings)
+        return Framed(self.x[rows], self.e[rows], self.shape, self._settings)

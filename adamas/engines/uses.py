@@ -110,7 +110,7 @@ def convolution(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
         else:
             images = by_example(x, place, recorder.n, x.dim() - 1)
             gradients = by_example(e, place, recorder.n, e.dim() - 1)
-            recorder.add(w, Framed(images, gradients, w.shape, *settings), "convolution")
+            recorder.add(w, Framed(images, gradients, w.shape, settings), "convolution")
 
     settings = (stride, padding, dilation, groups)
     keeps = None if row_map is None else lambda x, y: Convolution(x, y, w.shape, *settings).gram_pays()
@@ -239,11 +239,7 @@ def rnn(
     batch_first: bool,
 ) -> Any:
     """A fused recurrent module, written out."""
-    if dropout and training and count > 1:
-        raise UnsupportedError(
-            f"{recorder.names_in(weights)} belongs to a recurrent layer with dropout between its layers, "
-            "whose masks cannot be replayed. Use single layers with nn.Dropout between them."
-        )
+    _refuse_dropout(recorder, weights, dropout if training and count > 1 else 0.0)
     states = list(state) if isinstance(state, tuple | list) else [state]
     if len(weights) != (4 if bias else 2) * count * (2 if bidirectional else 1):
         raise UnsupportedError(
@@ -260,6 +256,14 @@ def rnn(
             count=count,
             bidirectional=bidirectional,
             batch_first=batch_first,
+        )
+
+
+def _refuse_dropout(recorder: Tracker, weights: list[Tensor], dropout: float) -> None:
+    if dropout:
+        raise UnsupportedError(
+            f"{recorder.names_in(weights)} belongs to a recurrent layer with dropout between its layers, "
+            "whose masks cannot be replayed. Use single layers with nn.Dropout between them."
         )
 
 
@@ -323,11 +327,7 @@ def packed_rnn(
     bidirectional: bool,
 ) -> Any:
     """A fused recurrent module on packed sequences: padded, written out with frozen states, packed again."""
-    if dropout and training and count > 1:
-        raise UnsupportedError(
-            f"{recorder.names_in(weights)} belongs to a recurrent layer with dropout between its layers, "
-            "whose masks cannot be replayed. Use single layers with nn.Dropout between them."
-        )
+    _refuse_dropout(recorder, weights, dropout if training and count > 1 else 0.0)
     place, order, lengths = _unpacked(recorder, packed)
     states = list(state) if isinstance(state, tuple | list) else [state]
     padded, _ = torch._VF._pad_packed_sequence(packed, sizes, False, 0.0, int(sizes.shape[0]))
