@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -62,6 +63,19 @@ def check_collate(loader: Loader, indices: Sequence[int]) -> None:
             if _is_random(collate, examples[row]):
                 return
             raise UnsupportedError(_MIXED.format(name=name))
+
+
+def together_and_alone(loader: Loader, indices: Sequence[int]) -> tuple[Any, list[Any]] | None:
+    """Collates some examples as a batch, and each as a batch of one; None where that cannot be compared."""
+    collate = loader.collate_fn
+    if collate is None or collate is default_collate or not len(indices):
+        return None
+    examples = [loader.dataset[int(i)] for i in indices]
+    if _is_random(collate, examples[0]):
+        return None
+    groups = [examples, *([example] for example in examples)]
+    together, *alone = (loader.check(_collated(collate, group, 0), np.arange(len(group))) for group in groups)
+    return together, alone
 
 
 def _collated(collate: Collate, examples: list[Any], state: int) -> Any:

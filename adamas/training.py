@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
-from adamas._collate import MOST_EXAMPLES, check_collate
+from adamas._collate import MOST_EXAMPLES, check_collate, together_and_alone
 from adamas._state import unchanged
 from adamas._streams import Seed
 from adamas.budget import Budget
@@ -22,7 +22,7 @@ from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Distributed, Ranks, raises_together
 from adamas.engines import ENGINES, FAST, Loss, trainable_parameters
-from adamas.engines.probes import PROBE_EXAMPLES, check_loss, compare_alone
+from adamas.engines.probes import PROBE_EXAMPLES, check_loss, compare_alone, compare_padded
 from adamas.errors import SlowEngineWarning, UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS, supports
@@ -30,6 +30,9 @@ from adamas.loading import Loader, dataset_length
 from adamas.run import PrivateRun, model_randomness
 from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
 from adamas.secure_noise import NOISES, SecureNoise
+
+# How many examples are compared with themselves as they are padded in a batch.
+_PADDED_EXAMPLES = 8
 
 
 @raises_together
@@ -236,6 +239,11 @@ def make_private(
         rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)
+        batches = together_and_alone(
+            loader, np.linspace(0, n - 1, min(n, _PADDED_EXAMPLES)).astype(int).tolist()
+        )
+        if batches is not None:
+            compare_padded(model, loss, *batches)
         engine, refusal = _chosen_engine(engine, model, loss, sample)
     if refusal is not None:
         warnings.warn(

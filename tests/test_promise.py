@@ -399,6 +399,56 @@ def test_values_that_are_not_followed_are_refused(name):
         [engine.norms(ball) for engine in engines]
 
 
+# --- padding ------------------------------------------------------------------------------------------
+
+
+class Sequences(Dataset[Any]):
+    """Sequences of different lengths."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        draw = torch.Generator().manual_seed(i)
+        return torch.randn(1 + i % 5, 4, generator=draw), i % 3
+
+
+def padded(examples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    x = nn.utils.rnn.pad_sequence([x for x, _ in examples], batch_first=True)
+    lengths = torch.tensor([len(x) for x, _ in examples])
+    return {"x": x, "lengths": lengths, "y": torch.tensor([y for _, y in examples])}
+
+
+def padded_to_one_length(examples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    batch = padded(examples)
+    return batch | {"x": F.pad(batch["x"], (0, 0, 0, 5 - batch["x"].shape[1]))}
+
+
+def mean_over_all(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch["x"]).mean(1), batch["y"], reduction="none")
+
+
+def mean_over_its_own(model: nn.Module, batch: Any) -> Tensor:
+    h = model(batch["x"])
+    mask = torch.arange(h.shape[1]) < batch["lengths"][:, None]
+    mean = (h * mask[..., None]).sum(1) / batch["lengths"][:, None]
+    return F.cross_entropy(mean, batch["y"], reduction="none")
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_a_loss_that_depends_on_the_longest_example_is_refused(engine):
+    with pytest.raises(UnsupportedError, match="padded"):
+        made(nn.Linear(4, 3), Sequences(), mean_over_all, collate_fn=padded, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("loss", "collate"), [(mean_over_its_own, padded), (mean_over_all, padded_to_one_length)]
+)
+def test_padding_that_nobody_looks_at_is_bounded(loss, collate):
+    run = made(nn.Linear(4, 3), Sequences(), loss, collate_fn=collate)
+    assert max(influence(run, record) for record in (3, 4, 9)) <= LIMIT
+
+
 # --- what is told -------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """Tries model and loss on a few examples: can per-example gradients be exact?"""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from adamas._nests import batch_length, map_tensors
+from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas._state import unchanged
 from adamas.engines.base import Loss, check_losses
 from adamas.engines.leaves import leaves_of, refuse_leaf
@@ -52,17 +52,38 @@ def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
     An engine that computes each example by itself gives a loss that mixes examples another meaning.
     """
     n = batch_length(sample)
-    if n < 2:
-        return
+    if n > 1 and _differ(model, loss, sample, [_example(sample, i) for i in range(n)]):
+        raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
+
+
+def compare_padded(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> None:
+    """Compares the losses of examples that are padded to the longest with those of the examples as they are.
+
+    Args:
+        model: The model.
+        loss: One loss per example.
+        sample: Some examples as a batch.
+        alone: Each of them as a batch of one.
+    """
+    shapes = [[x.shape[1:] for _, x in named_tensors(batch)] for batch in (sample, *alone)]
+    if any(shape != shapes[0] for shape in shapes) and _differ(model, loss, sample, alone):
+        raise UnsupportedError(
+            "loss(model, batch) depends on how far an example is padded, so that the longest example of a "
+            "batch changes the gradients of the others, which no clipping bounds. Mask the padding in every "
+            "layer and in the loss, or let collate_fn pad all batches to one length."
+        )
+
+
+def _differ(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> bool:
+    """Tells whether the losses of a batch differ from those of its examples, without dropout."""
     random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
     drawing = [m for m in model.modules() if isinstance(m, random)]
     with _evaluation(drawing), torch.enable_grad(), _WithoutDropout() as mode:
         together = loss(model, sample).detach()
-        alone = torch.cat([loss(model, _example(sample, i)).detach() for i in range(n)])
+        single = torch.cat([loss(model, example).detach() for example in alone])
     tolerance = min(0.1, 1000 * max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow)))
-    differ = (together - alone).abs() > tolerance * (1 + alone.abs())  # False for NaN
-    if (differ | (together.isfinite() != alone.isfinite())).any():
-        raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
+    differ = (together - single).abs() > tolerance * (1 + single.abs())  # False for NaN
+    return bool((differ | (together.isfinite() != single.isfinite())).any())
 
 
 _DROPOUTS = {
