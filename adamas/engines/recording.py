@@ -182,7 +182,7 @@ class Recorder(Tracker):
                 "engine cannot tell the examples apart. Write it with batched functions, or use "
                 "engine='loop'."
             )
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
         with_data = any(map(self.is_data, tensors))
         name = _name(func)
@@ -240,7 +240,7 @@ class Recorder(Tracker):
         if func in _STRIDES:
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if not isinstance(result, Tensor) and not any(True for _ in tensors_in(result)):
+        if not isinstance(result, Tensor) and not tensors_in(result):
             if func is Tensor.type:
                 return result
             self._refuse_read(name)
@@ -257,7 +257,7 @@ class Recorder(Tracker):
             self._follow(function, args, result)
 
     def _follow(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
-        inputs, outputs = list(tensors_in(args)), list(tensors_in(result))
+        inputs, outputs = tensors_in(args), tensors_in(result)
         if not torch.is_grad_enabled() or not any(t.requires_grad for t in outputs):
             return
         if not any(map(self.is_data, inputs)):

@@ -7,7 +7,7 @@ computed (a logged average); they may not reach a weight, the losses, or anythin
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -206,18 +206,19 @@ class Tracker(TorchFunctionMode):
 
     def prove(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Finds where the examples are in what a call returned, by the table."""
+        tensors = tensors_in((args, kwargs))
         try:
-            self._check_mixed(func, args, kwargs)
+            self._check_mixed(func, tensors)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
             self._check_sizes(name, found, result)
             if found is None and func not in READS_NO_VALUES:
-                self._check_forgotten(name, args, kwargs)
+                self._check_forgotten(name, tensors)
         except Mixing as error:
             if func in CUTS and not isinstance(result, Tensor):  # the number of pieces would tell
                 self.refuse_mixing(self._reason(error))
             found = Mark(self.unit, None, self._reason(error))
-        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
-            outputs = list(tensors_in(result))
+        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs, tensors):
+            outputs = tensors_in(result)
             if func not in KEEPS_VALUES and any(t.is_floating_point() or t.is_complex() for t in outputs):
                 why = f"{name} computes with the position of the examples in the batch ({user_line()})"
                 found = Mark(self.unit, None, why)
@@ -242,13 +243,14 @@ class Tracker(TorchFunctionMode):
             for t in tensors_in(result):
                 self.set_mark(t, found)
 
-    def _has_numbers(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _has_numbers(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> bool:
         """Tells whether positions of examples are among the arguments, but for an index."""
-        values: Any = (args, kwargs)
         if func in INDEXING:
             named = [value for key, value in kwargs.items() if key != "index"]
-            values = (args[:1], args[2:] if func is Tensor.__setitem__ else args[3:], named)
-        for t in tensors_in(values):
+            tensors = tensors_in((args[:1], args[2:] if func is Tensor.__setitem__ else args[3:], named))
+        for t in tensors:
             mark = t.__dict__.get(MARK)
             if mark is not None and mark.numbers:
                 return True
@@ -263,25 +265,28 @@ class Tracker(TorchFunctionMode):
         mark = self.mark(args[0])
         return None if mark is None or mark.picks is None else Picks(mark.picks.source, place.rows)
 
-    def _check_mixed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_mixed(self, func: Any, tensors: list[Tensor]) -> None:
         """Raises if a mixed value is among the arguments, be it as a size or as a number."""
         if func in TAKES_MIXED:
             return
-        for t in tensors_in((args, kwargs)):
+        for t in tensors:
             mark = self.mark(t)
             if mark is not None and mark.why is not None:
                 raise Mixing(mark.why)
 
-    def _check_forgotten(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_forgotten(self, name: str, tensors: list[Tensor]) -> None:
         """Raises if data is among the arguments of what is taken for a constant."""
-        for t in tensors_in((args, kwargs)):
+        for t in tensors:
             mark = self.mark(t)
             if mark is not None and mark.place is not None and not mark.alike:
                 raise Mixing(f"{name} takes data where it is only known to take constants")
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
         """Raises if an axis that was found has not as many entries as the examples there."""
-        tensors = list(tensors_in(result))
+        if isinstance(found, Place) and isinstance(result, Tensor) and result.dim() > found.axis >= 0:
+            if result.shape[found.axis] == found.outer * found.length(self.n) * found.inner:
+                return
+        tensors = tensors_in(result)
         each = found if isinstance(found, list) else [found] * len(tensors)
         for t, one in zip(tensors, each, strict=True):
             place = one.place if isinstance(one, Mark) else one
@@ -299,15 +304,16 @@ class Tracker(TorchFunctionMode):
     def write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call that changes its first argument in place, if that keeps the examples apart."""
         target: Tensor = args[0]
+        tensors = tensors_in((args, kwargs))
         try:
-            self._check_mixed(func, args, kwargs)
+            self._check_mixed(func, tensors)
             found = IN_PLACE[func](Call(name, args, kwargs, target, self.mark, self.unit, self.unit))
         except Mixing as error:
             self.refuse_mixing(self._reason(error))
         before = self.mark(target)
         if found is None:
             return func(*args, **kwargs)
-        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs):
+        if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs, tensors):
             self.refuse_mixing(f"{name} writes the position of the examples ({user_line()})")
         assert not isinstance(found, list)
         place = found.place if isinstance(found, Mark) else found
@@ -371,18 +377,25 @@ def _without_row(call: Call) -> NoReturn:
     raise Mixing(f"{call.name} is not known to treat each example by itself")
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested lists, tuples and dictionaries."""
+_NESTS = (list, tuple, dict)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Returns the tensors in nested lists, tuples and dictionaries."""
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, slice):
-        yield from tensors_in((value.start, value.stop, value.step))
+        found.append(value)
+    elif isinstance(value, _NESTS):
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, Tensor):  # without a call, since nearly all are
+                found.append(item)
+            elif isinstance(item, _NESTS):
+                _collect(item, found)
 
 
 def holds_count(value: Any) -> bool:

@@ -396,7 +396,7 @@ def expanded(
 def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A weight that is added, multiplied and so on: its copies broadcast like the weight."""
     name = getattr(func, "__name__", str(func))
-    tensors = list(tensors_in((args, kwargs)))
+    tensors = tensors_in((args, kwargs))
     dim = max(t.dim() for t in tensors)
     places = {recorder.place(t).shifted(dim - t.dim()) for t in tensors if recorder.is_data(t)}
     if len(places) != 1:
