@@ -126,8 +126,9 @@ class Count(int):
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refused
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
     __float__ = __int__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refused
-    bit_length = bit_count = conjugate = to_bytes = as_integer_ratio = is_integer = _refused
-    real = imag = numerator = denominator = property(_refused)  # type: ignore[assignment]
+    bit_length = bit_count = conjugate = as_integer_ratio = is_integer = _refused
+    to_bytes = _refused  # type: ignore[assignment]
+    real = imag = numerator = denominator = property(_refused)
 
     # --- comparisons ----------------------------------------------------------------------------------
 

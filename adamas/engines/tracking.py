@@ -283,10 +283,7 @@ class Tracker(TorchFunctionMode):
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
         """Raises if an axis that was found has not as many entries as the examples there."""
-        if isinstance(found, Place) and isinstance(result, Tensor) and result.dim() > found.axis >= 0:
-            if result.shape[found.axis] == found.outer * found.length(self.n) * found.inner:
-                return
-        tensors = tensors_in(result)
+        tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
         each = found if isinstance(found, list) else [found] * len(tensors)
         for t, one in zip(tensors, each, strict=True):
             place = one.place if isinstance(one, Mark) else one
