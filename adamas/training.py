@@ -365,10 +365,13 @@ def _chosen_engine(
     compared = False
     for name in names:
         try:
-            if name != FAST and not compared:
+            if name == FAST:
+                ENGINES[name](model, loss, sample).norms(ball)
+            if not compared:
                 compare_alone(model, loss, sample)
                 compared = True
-            ENGINES[name](model, loss, sample).norms(ball)
+            if name != FAST:
+                ENGINES[name](model, loss, sample).norms(ball)
         except UnsupportedError as error:
             refusal = refusal or error
             if name == names[-1]:

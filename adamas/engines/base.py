@@ -61,6 +61,7 @@ class Materialized(ABC):
         self._cached: dict[int, Mapping[Tensor, Tensor]] = {}
         self._cached_bytes = 0
         self._random_states: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        self._taken: tuple[Geometry, dict[int, Tensor]] | None = None  # squared norms by chunk
 
     @property
     @abstractmethod
@@ -76,12 +77,9 @@ class Materialized(ABC):
         params = self.parameters
         device = params[0].device if params else None
         totals = [torch.zeros(0, dtype=torch.float64, device=device)]
-        for index in range(len(self._chunks)):
-            squares = torch.zeros((), dtype=torch.float64, device=device)
-            for p, g in self._chunk(index).items():
-                squares = squares + geometry.squared_norms(p, g)
-            totals.append(squares)
-        return torch.cat(totals).sqrt()
+        taken = {index: _squares(self._chunk(index), geometry) for index in range(len(self._chunks))}
+        self._taken = geometry, taken
+        return torch.cat([*totals, *taken.values()]).sqrt()
 
     def weighted_sum(
         self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
@@ -96,13 +94,29 @@ class Materialized(ABC):
             kept = w != 0
             if not kept.any():
                 continue
-            for p, g in self._chunk(index).items():
+            gradients = self._chunk(index)
+            if index not in self._cached:
+                self._check_same(index, gradients, kept)
+            for p, g in gradients.items():
                 if not kept.all():
                     g = g[kept]  # 0 x NaN is NaN: such rows must not enter the product
                 total = result[p]
                 flat = g.reshape(g.shape[0], p.numel()).to(total.dtype)
                 total += (w[kept].to(total) @ flat).view(total.shape)
         return result
+
+    def _check_same(self, index: int, gradients: Mapping[Tensor, Tensor], kept: Tensor) -> None:
+        """Raises if gradients that were computed again are longer than those whose norms were taken."""
+        if self._taken is None:
+            return
+        geometry, taken = self._taken
+        longer = _squares(gradients, geometry) > taken[index] * (1 + 1e-6) + 1e-30
+        if bool((longer & kept).any()):
+            raise UnsupportedError(
+                "The forward gives an example another gradient when it is run again, so that clipping by its "
+                "norm bounds nothing. Draw random values by torch's global generator only, and change "
+                "neither the batch nor a counter in the forward."
+            )
 
     def _chunk(self, index: int) -> Mapping[Tensor, Tensor]:
         if index in self._cached:
@@ -121,6 +135,11 @@ class Materialized(ABC):
             self._cached[index] = gradients
             self._cached_bytes += size
         return gradients
+
+
+def _squares(gradients: Mapping[Tensor, Tensor], geometry: Geometry) -> Tensor:
+    """Squared whitened norms over all parameters together."""
+    return torch.stack([geometry.squared_norms(p, g) for p, g in gradients.items()]).sum(0)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

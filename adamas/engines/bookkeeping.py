@@ -202,7 +202,8 @@ class Bookkeeping:
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)
                 check_loss(self._model, self._loss, sample)
         recorder = Recorder(self._names, self._n, geometry)
-        batch = map_tensors(recorder.start, self._batch)
+        with recorder:  # a batch of a class of the user's may compute something when it is made
+            batch = map_tensors(recorder.start, self._batch)
         with torch.enable_grad():
             losses = check_losses(recorder.losses(self._loss, self._model, batch, first=first), self._n)
             recorder.backward(losses)

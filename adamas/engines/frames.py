@@ -7,6 +7,7 @@ from torch import Tensor
 
 from adamas.engines.convolution import Convolution
 from adamas.engines.records import CHUNKED, Record
+from adamas.geometry import Value
 
 
 class Framed(Record):
@@ -49,5 +50,14 @@ class Framed(Record):
     def dtype(self) -> torch.dtype:
         return self.e.dtype
 
+    def terms(self, s: Value) -> Tensor | None:
+        return self._deep.terms(s.unsqueeze(2) if isinstance(s, Tensor) and s.dim() else s)
+
+    def close_terms(self, s: Tensor) -> Tensor | None:
+        return self._deep.close_terms(s.unsqueeze(2))
+
+    def wide(self, rows: Tensor) -> "Framed":
+        return Framed(self.x[rows].double(), self.e[rows].double(), self.shape, self._settings)
+
     def kept(self, rows: slice | Tensor) -> "Framed":
-        return Framed(self.x[rows], self.e[rows], self.shape, self._settings)
+        return self.marked(Framed(self.x[rows], self.e[rows], self.shape, self._settings), rows)

@@ -46,7 +46,7 @@ def seen_functions(follow: Callable[[Any, tuple[Any, ...], Any], None]) -> Itera
 
 def check_graph(
     losses: Tensor,
-    params: Mapping[Tensor, str],
+    params: Mapping[Tensor, str] | None,
     anchor: Tensor,
     is_data: Callable[[Tensor], bool],
     followed: Collection[int],
@@ -55,7 +55,7 @@ def check_graph(
 
     Args:
         losses: The losses of a batch, or what a checkpoint differentiates.
-        params: The trainable parameters and their names.
+        params: The trainable parameters and their names; None for any leaves.
         anchor: The leaf that recorded functions share.
         is_data: Tells whether a leaf is data of the batch.
         followed: Identities of nodes of custom functions whose backward is looked at when it runs.
@@ -68,8 +68,9 @@ def check_graph(
         node = todo.pop()
         following = node.next_functions
         if not following:
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and leaf is not anchor and leaf not in params and not is_data(leaf):
+            leaf: Any = getattr(node, "variable", None)
+            own = params is None or leaf is None or leaf is anchor or leaf in params
+            if not own and not is_data(leaf):
                 refuse_leaf(leaf)
         if not isinstance(node, BackwardCFunction) or id(node) in followed:
             pass

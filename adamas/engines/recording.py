@@ -187,6 +187,13 @@ class Recorder(Tracker):
         with_data = any(map(self.is_data, tensors))
         name = _name(func)
         weights = torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors)
+        if func in _HOOKS and (with_data or weights):
+            raise UnsupportedError(
+                f"The forward takes hold of a gradient ({name}, {user_line()}): a hook that changes it may "
+                "mix the examples. Remove the hook, or use engine='loop'."
+            )
+        if self.holds is not None:
+            self._check_memory(tensors)
         if not with_data and not counted:
             if weights:
                 return self._weights_alone(func, name, args, kwargs)
@@ -202,11 +209,7 @@ class Recorder(Tracker):
             for t in tensors_in(result):
                 self.set_mark(t, Mark(self.unit, None, why))
             return result
-        if func in _HOOKS:
-            raise UnsupportedError(
-                f"The forward takes hold of the gradient of its data ({name}, {user_line()}): a hook that "
-                "changes it may mix the examples. Remove the hook, or use engine='loop'."
-            )
+        self._check_saving()
         if func is Tensor.__int__ and self._is_packed_size(args[0]):
             return func(*args)
         if func is torch._nested_tensor_from_mask_left_aligned:
@@ -219,6 +222,11 @@ class Recorder(Tracker):
             return uses.pack(self, *args)
         if func is torch._pad_packed_sequence:
             return uses.pad(self, *args)
+        if func is torch.autograd.grad or func is torch.autograd.backward:
+            # Of a saliency, or of a re-entrant checkpoint within the backward, whose functions are looked at.
+            followed = self.customs if self.in_backward else ()
+            for t in tensors_in((args[:1], kwargs.get("outputs"), kwargs.get("tensors"))):
+                check_graph(t, None, self.anchor, self.is_data, followed)
         if func in IN_PLACE:
             return self.write(func, name, args, kwargs)
         if _works_in_place(name) and func not in TABLE:
@@ -247,6 +255,22 @@ class Recorder(Tracker):
         self.prove(func, name, args, kwargs, result)
         return result
 
+    def _check_memory(self, tensors: list[Tensor]) -> None:
+        """Raises, in a first run, if a tensor without a mark shares its memory with data."""
+        assert self.holds is not None
+        for t in tensors:
+            if id(t) not in self.tracked and self.mark(t) is None and self.holds(t):
+                self.refuse_mixing(f"data of the batch was made into a tensor unseen ({user_line()})")
+
+    def _check_saving(self) -> None:
+        """Raises if hooks change what the backward will find, such as a compression of activations."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and not getattr(hooks[0], "__module__", "").startswith("torch."):
+            raise UnsupportedError(
+                f"The forward saves its tensors through hooks of its own ({user_line()}), which may mix the "
+                "examples in the backward. Remove saved_tensors_hooks, or use engine='loop'."
+            )
+
     def custom(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
         """Follows a custom autograd function: its forward was seen, its backward will be looked at.
 
@@ -265,12 +289,16 @@ class Recorder(Tracker):
                 if t.requires_grad:
                     self.tracked[id(t)] = t
             return
-        if any(map(self.is_tracked, inputs)) or not isinstance(result, Tensor) or result.grad_fn is None:
+        marks = [self.mark(t) for t in args if isinstance(t, Tensor)]
+        own = self.mark(result) if isinstance(result, Tensor) else None
+        if (
+            own is None
+            or own.place is None
+            or any(map(self.is_tracked, inputs))
+            or len(marks) != len(inputs)
+            or any(m is not None and m.why is not None for m in marks)
+        ):
             return  # refused when the graph is looked at
-        marks = [self.mark(t) if isinstance(t, Tensor) else None for t in args]
-        own = self.mark(result)
-        if own is None or own.place is None or any(m is not None and m.why is not None for m in marks):
-            return
         name = function.__qualname__
 
         def before(gradients: tuple[Tensor | None, ...]) -> None:
@@ -279,7 +307,9 @@ class Recorder(Tracker):
                     self.set_mark(g, own)
 
         def after(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-            for g, mark in zip(gradients, marks, strict=False):
+            if len(gradients) != len(marks):
+                self.refuse_mixing(f"the backward of {name} is not proven")
+            for g, mark in zip(gradients, marks, strict=True):
                 found = None if g is None else self.mark(g)
                 if g is not None and mark is not None and (found is None or found.place != mark.place):
                     why = (
@@ -288,6 +318,7 @@ class Recorder(Tracker):
                     self.refuse_mixing(f"the backward of {name} is not proven: {why}")
 
         node = result.grad_fn
+        assert node is not None
         node.register_prehook(before)
         node.register_hook(after)
         self.customs.add(id(node))

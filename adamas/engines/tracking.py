@@ -145,7 +145,8 @@ class Tracker(TorchFunctionMode):
 
     def start(self, x: Tensor) -> Tensor:
         """Returns a tensor of the batch as data of this step, with the examples first."""
-        x = x.detach()
+        with torch._C.DisableTorchFunction():
+            x = x.detach()
         x.__dict__[MARK] = Mark(self.unit, FIRST)
         return x
 
@@ -374,7 +375,7 @@ def _without_row(call: Call) -> NoReturn:
     raise Mixing(f"{call.name} is not known to treat each example by itself")
 
 
-_NESTS = (list, tuple, dict)
+_NESTS = (list, tuple, dict, slice)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -387,7 +388,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, _NESTS):
+    elif isinstance(value, slice):
+        _collect((value.start, value.stop, value.step), found)
+    elif isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, Tensor):  # without a call, since nearly all are
                 found.append(item)

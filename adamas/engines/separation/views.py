@@ -108,6 +108,8 @@ def squeeze(call: Call) -> Found:
         return None
     dims = call.get(1, "dim")
     axes = range(x.dim()) if dims is None else axes_of(dims, x.dim())
+    if place.axis in axes:
+        call.unit.single_differs = True  # of a single example the axis would be gone
     gone = [axis for axis in axes if x.shape[axis] == 1]
     if place.axis in gone:
         raise Mixing(f"{call.name} removes the axis of the examples")
