@@ -18,6 +18,8 @@ class _Index:
 
     def __init__(self, call: Call, x: Tensor, index: Any) -> None:
         items = [self._item(item) for item in (index if isinstance(index, tuple) else (index,))]
+        if sum(item is Ellipsis for item in items) > 1:
+            raise Mixing("indexing by several ellipses is not followed")
         used = sum(self._width(item) for item in items)
         full = [slice(None)] * (x.dim() - used)
         if any(item is Ellipsis for item in items):
