@@ -79,11 +79,34 @@ def _differ(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> 
     random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
     drawing = [m for m in model.modules() if isinstance(m, random)]
     with _evaluation(drawing), torch.enable_grad(), _WithoutDropout() as mode:
-        together = loss(model, sample).detach()
-        single = torch.cat([loss(model, example).detach() for example in alone])
-    tolerance = min(0.1, 1000 * max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow)))
-    differ = (together - single).abs() > tolerance * (1 + single.abs())  # False for NaN
-    return bool((differ | (together.isfinite() != single.isfinite())).any())
+        together = loss(model, sample)
+        try:
+            single = torch.cat([loss(model, example) for example in alone])
+        except (ArithmeticError, LookupError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"loss(model, batch) fails for a single example ({type(error).__name__}). Let it take a "
+                "batch of one, as sampling may draw it."
+            ) from error
+        eps = max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow))
+        differ = (together - single).abs() > min(0.1, 1000 * eps) * (1 + single.abs())  # False for NaN
+        if bool((differ | (together.isfinite() != single.isfinite())).any()):
+            return True
+        return _gradients_differ(model, together, single, min(0.1, 1e5 * eps))
+
+
+def _gradients_differ(model: nn.Module, together: Tensor, single: Tensor, tolerance: float) -> bool:
+    """Tells whether an example's gradient differs, which values need not show: of a last layer of zeros."""
+    params = [p for p in model.parameters() if p.requires_grad]
+
+    def gradient(loss: Tensor) -> Tensor:
+        found = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+        return torch.cat([torch.zeros(1), *(g.detach().flatten().cpu() for g in found if g is not None)])
+
+    try:
+        pairs = [(gradient(a), gradient(b)) for a, b in zip(together, single, strict=True)]
+    except RuntimeError:  # a re-entrant checkpoint knows no such gradients
+        return False
+    return any(a.shape != b.shape or bool((a - b).norm() > tolerance * (b.norm() + 1e-20)) for a, b in pairs)
 
 
 _DROPOUTS = {
