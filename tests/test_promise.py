@@ -176,6 +176,16 @@ def test_a_loss_that_mixes_its_examples_is_refused(loss):
         made(nn.Linear(5, 3), data(5), loss)
 
 
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_a_number_of_examples_that_python_reads_unasked_is_found_when_the_run_is_made(engine):
+    # A float on the left takes the value of an integer itself.
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model, batch) * (1.0 / len(batch[0]))
+
+    with pytest.raises(UnsupportedError, match="alone in its batch"):
+        made(nn.Linear(5, 3), data(5), loss, engine=engine)
+
+
 @pytest.mark.parametrize("loss", [cross_entropy, over_the_length], ids=lambda f: f.__name__)
 def test_what_is_computed_one_by_one_is_bounded_whatever_the_loss(loss):
     # Of one example the length is 1: the slow engine gives the loss that meaning, and keeps the promise.
