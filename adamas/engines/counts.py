@@ -1,4 +1,4 @@
-"""Numbers of examples: integers that know what they count, so that nothing can depend on them unseen.
+"""Numbers of examples, which know what they count, so that nothing can depend on them unseen.
 
 A loss that depends on the number of examples lets one record change the gradients of all others. So while
 a model runs, the sizes of its data along the example axis are `Count`s. They serve as sizes: they multiply
@@ -10,6 +10,7 @@ line of the user's code.
 import builtins
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,27 @@ def user_line() -> str:
     return "an unknown line"
 
 
+def refuse_count(use: str) -> NoReturn:
+    """Raises for a use of the number of examples that is not one as a size."""
+    raise UnsupportedError(
+        f"The forward {use} in the batch ({user_line()}), which mixes the examples: adding one record would "
+        "change the gradients of all others. Use it as a size only, or engine='loop'."
+    )
+
+
+_reads = threading.local()
+
+
+def read_counts() -> int:
+    """Returns how often this thread read a number of examples since `forget_reads`."""
+    return getattr(_reads, "count", 0)
+
+
+def forget_reads() -> None:
+    """Starts to count anew: torch read the sizes that it was given."""
+    _reads.count = 0
+
+
 class Unit:
     """What a `Count` counts: the examples of a batch, or rows that were chosen by their values.
 
@@ -52,30 +74,37 @@ class Unit:
         self.single_differs = False
 
 
-class Count(int):
-    """A multiple of the number of examples."""
+class Count:
+    """A multiple of the number of examples: a size to torch, and no number to anybody else.
 
-    times: int
-    unit: Unit
+    It is no `int`, because Python and C code read the value of an integer without asking it: `1.0 / n` calls
+    no method of n. Torch asks `__index__` for a size, as `range` does; the recorder sees who asked.
+    """
 
-    def __new__(cls, times: int, unit: Unit) -> "Count":
-        """Makes `times` as many as the unit has."""
-        self = super().__new__(cls, times * unit.length)
+    __slots__ = ("times", "unit")
+
+    def __init__(self, times: int, unit: Unit) -> None:
         self.times, self.unit = times, unit
-        return self
+
+    @property
+    def value(self) -> int:
+        """The number, for the engine."""
+        return self.times * self.unit.length
+
+    def __index__(self) -> int:
+        _reads.count = read_counts() + 1
+        return self.value
+
+    def __repr__(self) -> str:
+        return "n" if self.times == 1 else f"{self.times}n"
 
     def _refuse(self, use: str) -> NoReturn:
-        what = "chosen rows" if self.unit.chosen else "examples"
-        raise UnsupportedError(
-            f"The forward {use} the number of {what} in the batch ({user_line()}), which mixes the examples: "
-            "adding one record would change the gradients of all others. Use it as a size only, or "
-            "engine='loop'."
-        )
+        refuse_count(f"{use} the number of {'chosen rows' if self.unit.chosen else 'examples'}")
 
     # --- sizes ----------------------------------------------------------------------------------------
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Count) or not isinstance(other, int) or other < 0:
+        if not isinstance(other, int) or other < 0:
             self._refuse("computes with")
         return Count(self.times * other, self.unit) if other else 0
 
@@ -91,19 +120,17 @@ class Count(int):
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        if isinstance(other, Count) and other.unit is self.unit:
+        if isinstance(other, Count) and other.unit is self.unit and other.times <= self.times:
             left = self.times - other.times
-            if left < 0:
-                self._refuse("computes with")
             return Count(left, self.unit) if left else 0
-        if isinstance(other, int) and not isinstance(other, Count) and other == 0:
+        if isinstance(other, int) and other == 0:
             return self
         self._refuse("computes with")
 
     def __floordiv__(self, other: Any) -> Any:
         if isinstance(other, Count) and other.unit is self.unit and self.times % other.times == 0:
             return self.times // other.times
-        if isinstance(other, int) and not isinstance(other, Count) and other > 0 and self.times % other == 0:
+        if isinstance(other, int) and other > 0 and self.times % other == 0:
             return Count(self.times // other, self.unit)
         self._refuse("computes with")
 
@@ -114,20 +141,20 @@ class Count(int):
 
     def __mod__(self, other: Any) -> Any:
         times = other.times if isinstance(other, Count) and other.unit is self.unit else other
-        if isinstance(times, int) and not isinstance(times, Count) and times > 0 and self.times % times == 0:
+        if isinstance(times, int) and times > 0 and self.times % times == 0:
             return 0
         self._refuse("computes with")
 
-    def _refused(self, *_: Any) -> NoReturn:
+    def _refused(self, *_: Any) -> Any:
         self._refuse("computes with")
 
     __rsub__ = __rfloordiv__ = __rtruediv__ = __rmod__ = _refused
     __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = __invert__ = _refused
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refused
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refused
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __matmul__ = __rmatmul__ = _refused
     __float__ = __int__ = __trunc__ = __round__ = __floor__ = __ceil__ = __complex__ = _refused
-    bit_length = bit_count = conjugate = as_integer_ratio = is_integer = _refused
-    to_bytes = _refused  # type: ignore[assignment]
+    __str__ = __format__ = _refused
+    bit_length = bit_count = conjugate = to_bytes = as_integer_ratio = is_integer = _refused
     real = imag = numerator = denominator = property(_refused)
 
     # --- comparisons ----------------------------------------------------------------------------------
@@ -138,13 +165,22 @@ class Count(int):
             return compare(self.times, other.times)
         if same is None or self.unit.chosen or isinstance(other, Count):
             if sys._getframe(2).f_code.co_filename == _SIZE_CHECKS:
-                return compare(int.__index__(self), int.__index__(other))
+                return compare(self.value, other.value if isinstance(other, Count) else other)
             self._refuse("asks for")
         if compare(self.times, other) != same:
             self.unit.single_differs = True
         return same
 
+    def _beyond(self, other: Any, answer: bool, *, equal: bool) -> bool | None:
+        """The answer, if every batch of two or more examples has more than the other number."""
+        if isinstance(other, Count) or not isinstance(other, int | float):
+            return None
+        least = 2 * self.times
+        return answer if other < least or (equal and other == least) else None
+
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, Count):
+            return self._compared(other, lambda a, b: a == b, None)
         if not isinstance(other, int | float):
             return NotImplemented
         reached = other >= 2 * self.times and other % self.times == 0
@@ -155,16 +191,16 @@ class Count(int):
         return equal if equal is NotImplemented else not equal
 
     def __lt__(self, other: Any) -> bool:
-        return self._compared(other, lambda a, b: a < b, False if other <= 2 * self.times else None)
+        return self._compared(other, lambda a, b: a < b, self._beyond(other, False, equal=True))
 
     def __le__(self, other: Any) -> bool:
-        return self._compared(other, lambda a, b: a <= b, False if other < 2 * self.times else None)
+        return self._compared(other, lambda a, b: a <= b, self._beyond(other, False, equal=False))
 
     def __gt__(self, other: Any) -> bool:
-        return self._compared(other, lambda a, b: a > b, True if other < 2 * self.times else None)
+        return self._compared(other, lambda a, b: a > b, self._beyond(other, True, equal=False))
 
     def __ge__(self, other: Any) -> bool:
-        return self._compared(other, lambda a, b: a >= b, True if other <= 2 * self.times else None)
+        return self._compared(other, lambda a, b: a >= b, self._beyond(other, True, equal=True))
 
     def __bool__(self) -> bool:
         if self.unit.chosen:
@@ -172,16 +208,20 @@ class Count(int):
         return True
 
     def __hash__(self) -> int:
-        return int.__hash__(self)
+        return hash((self.times, id(self.unit)))
 
     def __deepcopy__(self, memo: Any) -> "Count":
         return self
 
     def __reduce__(self) -> Any:
-        return int, (int.__index__(self),)
+        return int, (self.value,)
 
 
-class Shape(tuple[int, ...]):
+SIZE = (int, Count)
+"""What a size of a tensor may be."""
+
+
+class Shape(tuple[Any, ...]):
     """A tensor's shape with `Count`s, which a `torch.Size` would lose in `numel`."""
 
     __slots__ = ()
@@ -193,7 +233,7 @@ class Shape(tuple[int, ...]):
     def __add__(self, other: Any) -> Any:
         return Shape(tuple.__add__(self, tuple(other)))
 
-    def numel(self) -> int:
+    def numel(self) -> Any:
         """Returns the product of the sizes."""
         return math.prod(self)
 
@@ -201,20 +241,31 @@ class Shape(tuple[int, ...]):
 _plain_len = builtins.len
 
 
+_plain_arange = torch.arange
+
+
 @contextmanager
-def counted_len(length: Callable[[Any], Any]) -> Iterator[None]:
-    """Lets `len` of a batch's tensors return a `Count`: Python itself would make a plain number of it.
+def counted_len(length: Callable[[Any], Any], arange: Callable[..., Any]) -> Iterator[None]:
+    """Lets `len` return and `torch.arange` take a `Count`.
+
+    Python itself would make a plain number of what `__len__` returns, and torch refuses what is no number
+    before any mode sees it.
 
     Args:
         length: Returns the length of a tensor.
+        arange: Is called instead of `torch.arange` with a `Count`.
     """
 
     def counted(value: Any, /) -> Any:
         return length(value) if isinstance(value, torch.Tensor) else _plain_len(value)
 
-    before = builtins.len
-    builtins.len = counted
+    def numbered(*args: Any, **kwargs: Any) -> Any:
+        given = any(isinstance(value, Count) for value in (*args, *kwargs.values()))
+        return (arange if given else _plain_arange)(*args, **kwargs)
+
+    before = builtins.len, torch.arange
+    builtins.len, torch.arange = counted, numbered
     try:
         yield
     finally:
-        builtins.len = before
+        builtins.len, torch.arange = before

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from adamas._nests import named_tensors
 from adamas.engines import uses
-from adamas.engines.counts import counted_len, user_line
+from adamas.engines.counts import Count, counted_len, forget_reads, read_counts, refuse_count, user_line
 from adamas.engines.graph import check_graph, seen_functions
 from adamas.engines.places import Place
 from adamas.engines.separation import IN_PLACE, MAKES, PACKED_SIZES, TABLE, TAKES_COUNTS, Mark
@@ -32,6 +32,7 @@ from adamas.engines.tracking import (
     holds_count,
     seen_body,
     tensors_in,
+    without_counts,
 )
 from adamas.engines.unseen import Below, check_modules
 from adamas.engines.uses import bound
@@ -80,6 +81,7 @@ _RNN_CELLS: dict[Any, str] = {
 }
 _GRAD = Tensor.grad.__get__  # type: ignore[union-attr]
 _GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+_ARANGE = torch.arange
 _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, _GRAD_FN)
 
 
@@ -109,9 +111,7 @@ class Recorder(Tracker):
                 below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
                 stack.enter_context(_own_refusal(below))
                 self.holds = below.holds
-            stack.enter_context(counted_len(self.length))
-            stack.enter_context(seen_functions(self.custom))
-            stack.enter_context(self)
+            stack.enter_context(self.watching())
             losses = loss(model, batch)
             self.holds, self._depth = None, None
         if isinstance(losses, Tensor) and losses.requires_grad:
@@ -127,6 +127,18 @@ class Recorder(Tracker):
                 self.refuse_mixing("the losses are not one for each example")
         return losses
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follows all calls, and what no mode of torch sees."""
+        forget_reads()
+        with (
+            _refused_by_torch(),
+            counted_len(self.length, self._arange),
+            seen_functions(self.custom),
+            self,
+        ):
+            yield
+
     # --- the backward ---------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:
@@ -138,7 +150,7 @@ class Recorder(Tracker):
             for p in self.names:
                 p.grad = None
             total = losses.sum()
-            with counted_len(self.length), seen_functions(self.custom), self:
+            with self.watching():
                 torch.autograd.graph._engine_run_backward(
                     (total,),
                     (torch.ones_like(total),),
@@ -184,6 +196,10 @@ class Recorder(Tracker):
             )
         tensors = tensors_in((args, kwargs))
         counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
+        if counted:
+            forget_reads()  # torch looked at its arguments
+        elif read_counts():
+            refuse_count("reads the number of examples")
         with_data = any(map(self.is_data, tensors))
         name = _name(func)
         weights = torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors)
@@ -204,7 +220,7 @@ class Recorder(Tracker):
         if counted and func not in TAKES_COUNTS:
             if func in IN_PLACE or _works_in_place(name) or kwargs.get("out") is not None:
                 self.refuse_mixing(f"{name} writes what depends on the number of examples ({user_line()})")
-            result = func(*args, **kwargs)
+            result = func(*without_counts(args), **without_counts(kwargs))
             why = f"{name} computes with the number of examples ({user_line()})"
             for t in tensors_in(result):
                 self.set_mark(t, Mark(self.unit, None, why))
@@ -221,7 +237,7 @@ class Recorder(Tracker):
         if func is torch._pack_padded_sequence:
             return uses.pack(self, *args)
         if func is torch._pad_packed_sequence:
-            return uses.pad(self, *args)
+            return uses.pad(self, *without_counts(args))
         if func is torch.autograd.grad or func is torch.autograd.backward:
             # Of a saliency, or of a re-entrant checkpoint within the backward, whose functions are looked at.
             followed = self.customs if self.in_backward else ()
@@ -247,13 +263,19 @@ class Recorder(Tracker):
             self._refuse_read(name)
         if func in _STRIDES:
             return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+        plain = (without_counts(args), without_counts(kwargs)) if counted else (args, kwargs)
+        result = func(*plain[0], **plain[1])
         if not isinstance(result, Tensor) and not tensors_in(result):
             if func is Tensor.type:
                 return result
             self._refuse_read(name)
         self.prove(func, name, args, kwargs, result)
         return result
+
+    def _arange(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the numbers of the examples."""
+        with torch._C.DisableTorchFunction():
+            return self._called(_ARANGE, args, kwargs)
 
     def _check_memory(self, tensors: list[Tensor]) -> None:
         """Raises, in a first run, if a tensor without a mark shares its memory with data."""
@@ -452,6 +474,17 @@ class Recorder(Tracker):
 
     def _is_matrix(self, t: Any) -> bool:
         return self.is_tracked(t) and t.dim() == 2
+
+
+@contextlib.contextmanager
+def _refused_by_torch() -> Iterator[None]:
+    """Refuses what torch itself refuses: a number of examples where it wants a plain number."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as error:
+        if Count.__name__ not in str(error):
+            raise
+        refuse_count(f"computes with the number of examples ({str(error).splitlines()[0]})")
 
 
 @contextlib.contextmanager

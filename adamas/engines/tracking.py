@@ -309,6 +309,7 @@ class Tracker(TorchFunctionMode):
         except Mixing as error:
             self.refuse_mixing(self._reason(error))
         before = self.mark(target)
+        args, kwargs = without_counts(args), without_counts(kwargs)
         if found is None:
             return func(*args, **kwargs)
         if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs, tensors):
@@ -410,6 +411,21 @@ def holds_count(value: Any) -> bool:
     if kind is dict:
         return any(map(holds_count, value.values()))
     return False
+
+
+def without_counts(value: Any) -> Any:
+    """Returns the same with plain numbers instead of `Count`s."""
+    if isinstance(value, Count):
+        return value.value
+    if isinstance(value, slice):
+        return slice(*map(without_counts, (value.start, value.stop, value.step)))
+    if isinstance(value, tuple):
+        return tuple(map(without_counts, value))
+    if isinstance(value, list):
+        return [without_counts(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_counts(item) for key, item in value.items()}
+    return value
 
 
 _seen_bodies: dict[Any, Callable[..., Any]] = {}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from adamas.engines import functions, recurrent
 from adamas.engines.convolution import Convolution
-from adamas.engines.counts import Count, user_line
+from adamas.engines.counts import SIZE, Count, user_line
 from adamas.engines.derived import weights_of
 from adamas.engines.frames import Framed
 from adamas.engines.general import Call, General
@@ -370,7 +370,7 @@ def expanded(
     """A weight that is expanded or repeated over the examples: a copy for each."""
     p = args[0]
     given = kwargs.get("size", kwargs.get("repeats", args[1:]))
-    sizes = list(given[0]) if len(given) == 1 and not isinstance(given[0], int) else list(given)
+    sizes = list(given[0]) if len(given) == 1 and not isinstance(given[0], SIZE) else list(given)
     counts = [axis for axis, size in enumerate(sizes) if isinstance(size, Count)]
     new = len(sizes) - p.dim()
     (axis,) = counts if len(counts) == 1 else (-1,)

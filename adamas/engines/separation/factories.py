@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from adamas.engines.counts import Count
+from adamas.engines.counts import SIZE, Count
 from adamas.engines.places import Place
 from adamas.engines.separation.call import PACKED_SIZES, Call, Found, Mark, Mixing, Picks
 from adamas.engines.separation.views import over_examples, sizes_of
@@ -10,8 +10,10 @@ from adamas.engines.separation.views import over_examples, sizes_of
 
 def made(call: Call) -> Found:
     """Constants of one value, or of random ones, with the number of examples among their sizes."""
-    given = call.kwargs.get("size", call.args[0] if call.args and not isinstance(call.args[0], int) else None)
-    sizes = list(given) if given is not None else [v for v in call.args if isinstance(v, int | Tensor)]
+    given = call.kwargs.get(
+        "size", call.args[0] if call.args and not isinstance(call.args[0], SIZE) else None
+    )
+    sizes = list(given) if given is not None else [v for v in call.args if isinstance(v, (*SIZE, Tensor))]
     for axis, size in enumerate(sizes):
         if isinstance(size, Tensor):
             mark = call.mark(size)

@@ -221,7 +221,7 @@ def _counts(item: slice) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return int.__index__(value) if isinstance(value, Count) else value
+    return value.value if isinstance(value, Count) else value
 
 
 def getitem(call: Call) -> Found:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adamas.engines.counts import Count
+from adamas.engines.counts import SIZE, Count
 from adamas.engines.places import Place, viewed
 from adamas.engines.separation.axes import along, axes_of
 from adamas.engines.separation.call import Call, Found, Mark, Mixing
@@ -119,7 +119,7 @@ def squeeze(call: Call) -> Found:
 def sizes_of(call: Call) -> Sequence[Any]:
     """The sizes among the arguments, given one by one or together."""
     given = call.kwargs.get("size", call.kwargs.get("shape", call.kwargs.get("repeats", call.args[1:])))
-    if len(given) == 1 and not isinstance(given[0], int):
+    if len(given) == 1 and not isinstance(given[0], SIZE):
         return list(given[0])
     return list(given)
 
