@@ -1,9 +1,16 @@
 """Files that exist whole or not at all, also after a loss of power."""
 
+import contextlib
+import importlib
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+fcntl: Any = None  # missing outside of POSIX: there files are not locked
+with contextlib.suppress(ImportError):
+    fcntl = importlib.import_module("fcntl")
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
@@ -26,6 +33,20 @@ def replace_text(file: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
     replace_file(file, write)
+
+
+def lock_file(handle: int, path: Path) -> None:
+    """Locks an open file until it is closed or the process dies.
+
+    Raises:
+        RuntimeError: If another process holds the lock.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RuntimeError(f"{path} is in use by another process. Wait until it ends, or end it.") from None
 
 
 def folder_to_disk(folder: Path) -> None:

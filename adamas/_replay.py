@@ -11,11 +11,12 @@ from adamas._streams import global_randomness
 from adamas.engines import trainable_parameters
 from adamas.geometry import Geometry
 from adamas.loading import Batch
-from adamas.noise import GaussianNoise
+from adamas.noise import GaussianNoise, Noise
 from adamas.privatize import PrivateGradient
 from adamas.rules.base import Rule
 from adamas.run import PrivateRun
 from adamas.sampling import Draw
+from adamas.secure_noise import GRID, SecureNoise
 
 MakeRun = Callable[[], PrivateRun]
 """The user's function: a fresh run at each call."""
@@ -24,16 +25,36 @@ MakeRun = Callable[[], PrivateRun]
 class Silent(GaussianNoise):
     """Noise that is 0, so that a release shows the clipped sum. For replays, whose result nobody sees."""
 
-    def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
-        """Fills with zeros."""
-        return out.zero_()
-
-    def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+    def add_normal_(self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = ()) -> Tensor:
         """Adds nothing."""
         return out
 
     def skip(self) -> None:
         """Counts nothing: a rank that does not draw stays where the one is that does."""
+
+
+class SilentSecure(SecureNoise):
+    """Secure noise that is 0: the sum is rounded to the grid, around the centre, as a release is."""
+
+    def _rounded(self, offset: np.ndarray, place: tuple[int, ...]) -> np.ndarray:
+        rounded: np.ndarray = np.rint(offset)
+        return rounded
+
+    def skip(self) -> None:
+        """See `Silent.skip`."""
+
+    def _next_draw(self) -> int:
+        return self.draws
+
+
+def silenced(noise: Noise) -> Noise:
+    """Returns noise of the same kind that is 0."""
+    return SilentSecure(noise.seed) if isinstance(noise, SecureNoise) else Silent(noise.seed)
+
+
+def grid_step(run: PrivateRun) -> float:
+    """Returns the width of the grid to which a release is rounded, in units of the sensitivity."""
+    return GRID * run.noise_multiplier if isinstance(run.noise, SecureNoise) else 0.0
 
 
 def fresh_run(make_run: MakeRun) -> PrivateRun:
@@ -49,6 +70,7 @@ def fresh_run(make_run: MakeRun) -> PrivateRun:
             "Make model, rule and run inside the function."
         )
     run.progress = False  # the command has a bar of its own
+    run._rehearse()
     return run
 
 

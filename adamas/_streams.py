@@ -14,6 +14,7 @@ place, SHAKE-256 itself where it is not.
 import contextlib
 import hashlib
 import importlib
+import os
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ class Seed:
         if value is not None and not 0 <= value < 1 << (8 * _SEED_BYTES):
             raise ValueError(f"Expected seed={value!r} in [0, 2**{8 * _SEED_BYTES}).")
         self.given, self.secure = value, secure
+        self._process = os.getpid()
         secret = secrets.randbits(8 * _SEED_BYTES) if value is None else value
         self._secret = secret.to_bytes(_SEED_BYTES, "big")
 
@@ -98,6 +100,11 @@ class Seed:
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words.tolist())))
 
     def _expanded(self, purpose: str, place: tuple[int, ...], count: int) -> bytes:
+        if self.given is None and self._process != os.getpid():
+            raise RuntimeError(
+                "A secret seed was used in a forked process, which would repeat the noise of its parent. "
+                "Call make_private in the process that trains."
+            )
         name = purpose.encode()
         message = b"".join(
             [self._secret, len(name).to_bytes(4, "big"), name]

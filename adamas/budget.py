@@ -59,9 +59,11 @@ class Budget:
             self._known[key] = (most, complete)
         return n <= most
 
-    def most(self, usual: dp_accounting.DpEvent, wanted: int) -> int:
-        """How many times an event is affordable, up to a wanted number."""
-        return self._search([], usual, 1, wanted)[0]
+    def most(self, usual: dp_accounting.DpEvent, wanted: int, others: Entries = ()) -> int:
+        """Returns how many times an event is affordable beside others, up to a wanted number."""
+        known = [(event, count) for event, count in others if event != usual]
+        already = sum(count for event, count in others if event == usual)
+        return max(0, self._search(known, usual, already + 1, already + wanted)[0] - already)
 
     def require(self, entries: Entries, usual: dp_accounting.DpEvent, ahead: int = 0) -> None:
         """Raises `BudgetError` unless the budget pays for these events."""

@@ -3,9 +3,10 @@
 A checkpoint is one file (`adamas._archive`): model, rule, scheduler, average, position of sampler and noise,
 ledger, settings and versions of packages, and nothing without noise. From a file on, releases are also
 written to a journal beside it, ahead of being made (`adamas.journal`), so that after a crash the spending is
-known.
+known. A checkpoint names its journal and the one before, because a crash may come between the two files.
 """
 
+import json
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -17,23 +18,23 @@ import torch
 from adamas import _sums_kernel
 from adamas._archive import read_archive, write_archive
 from adamas._version import __version__
-from adamas.journal import Journal
+from adamas.distributed import Ranks, told_by_writer
+from adamas.journal import Journal, Release
 
-_KIND, _VERSION = "checkpoint", 1
+_KIND, _VERSION = "checkpoint", 2
 _PACKAGES = ("torch", "numpy", "numba", "dp-accounting")
 
 
 class Resumable(Protocol):
     """What `load` needs of a run."""
 
-    steps_done: int
-    checkpoints: "Checkpoints | None"
+    ranks: Ranks | None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues a saved state."""
 
-    def recover(self, parts: Sequence[Sequence[tuple[int, float]]], *, repeatable: bool) -> None:
-        """Takes over releases that were made after the state was saved."""
+    def recover(self, parts: Sequence[Sequence[Release]], checkpoints: "Checkpoints") -> None:
+        """Takes over releases that were made after the state was saved, and the journal that has them."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Resumable)
@@ -50,21 +51,43 @@ class Checkpoints:
     def __init__(self, path: str | Path, every: int | None = None) -> None:
         self.path = Path(path)
         self.every = every
-        self._journal = Journal(self.path)
+        self.journal = Journal(self.path)
+        self._tokens = "", ""  # of the journal of the file that was read, and of the one before
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the file by one with this state, and begins a new journal."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_archive(self.path, _KIND, _VERSION, {"state": state, "versions": _versions()})
-        self._journal.clear()
+        before = self.journal.token() or self.journal.restart()
+        token = self.journal.prepare()
+        content = {"state": state, "versions": _versions(), "journal": token, "journal_before": before}
+        try:
+            write_archive(self.path, _KIND, _VERSION, content)
+        except BaseException:
+            self.journal.cancel()
+            raise
+        self.journal.begin()
 
-    def release(self, step: int, noise_multiplier: float) -> None:
-        """Puts a release into the journal, before it is made."""
-        self._journal.append(step, noise_multiplier)
+    def read(self) -> dict[str, Any]:
+        """Returns the saved state, if its journal can be continued."""
+        content = read_archive(self.path, _KIND, _VERSION)
+        self._tokens = content["journal"], content["journal_before"]
+        if self.journal.token() != self._tokens[1]:
+            self.journal.check(self._tokens[0])
+        state: dict[str, Any] = content["state"]
+        return state
 
-    def lost_releases(self, since: int) -> list[list[tuple[int, float]]]:
-        """The releases that the journal knows, from a step on, those of each process that died."""
-        return self._journal.parts(since)
+    def releases(self) -> list[list[Release]]:
+        """Returns what each process has released since the state was saved, and takes over the journal."""
+        token, before = self._tokens
+        if self.journal.token() == before:  # the new one was not begun: nothing followed
+            self.journal.restart(token)
+            return []
+        return self.journal.read(token)
+
+    def remove(self) -> None:
+        """Deletes the file and its journal."""
+        self.path.unlink(missing_ok=True)
+        self.journal.remove()
 
 
 def load(path: str | Path, run: AnyRun) -> AnyRun:
@@ -72,8 +95,9 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
 
     Make the run as the saved one was made, with `make_private` and the same arguments, and load the file into
     it. What the saved run released after the file was written is known from the journal beside it. A run
-    with a given seed makes these steps again, bit for bit the same, so that they are counted once: this
-    needs the same data, loss and packages. Otherwise they are different releases, and are charged.
+    with a given seed makes these steps again. A release that is the same to the last bit is counted once:
+    this needs the same data, loss and packages. Otherwise it is another release, with noise of its own, and
+    is charged.
 
     Args:
         path: The file.
@@ -84,8 +108,9 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, of a newer format, or of a run with other settings or another model. The
-            run is then as it was.
+        ValueError: If it or its journal is damaged, of another version, or of a run with other settings or
+            another model, or if the journal is missing. The run is then as it was.
+        RuntimeError: If the saved run is still alive in another process.
 
     Example:
         >>> import tempfile, torch, adamas
@@ -108,13 +133,12 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
         (2, True)
     """
     checkpoints = Checkpoints(path)
-    content = read_archive(checkpoints.path, _KIND, _VERSION)
-    run.load_state_dict(content["state"])
-    lost = checkpoints.lost_releases(run.steps_done)
-    if lost:
-        run.recover(lost, repeatable=content["versions"] == _versions())
-    if run.checkpoints is None:
-        run.checkpoints = checkpoints
+    run.load_state_dict(checkpoints.read())
+    told = told_by_writer(
+        run.ranks,
+        lambda: json.dumps([[one.plain() for one in part] for part in checkpoints.releases()]).encode(),
+    )
+    run.recover([[Release.of(value) for value in part] for part in json.loads(told)], checkpoints)
     return run
 
 

@@ -3,39 +3,51 @@
 The file is an SQLite data base. A run reserves all that it plans to release before its first release, in one
 transaction that also checks the budget, so that two runs can never count on the same remainder; when it ends
 it gives back what it did not release. A run that dies keeps its reservation. Nothing depends on clocks.
+
+Each process that trains has an account of its own, also where it continues a run that died: it adds what it
+releases itself. So several continuations of one checkpoint add up. Each account has a digest, and a file
+whose bits have changed is refused.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate, calibrate
-from adamas.budget import Entries
+from adamas._words import bound
+from adamas.budget import Budget, Entries
 from adamas.errors import BudgetError
-from adamas.ledger import ACCOUNTANTS, Ledger, composed_epsilon
+from adamas.ledger import ACCOUNTANTS, Ledger, composed_epsilon, entries_of
 
-_VERSION = 1
+_VERSION = 2
 _SECONDS_TO_WAIT = 60.0  # for another process's transaction
+_DAMAGED = "its digests do not fit its content"
 
 _TABLES = """
-CREATE TABLE budget (version INTEGER, epsilon REAL, delta REAL, accountant TEXT, relation TEXT);
-CREATE TABLE runs (id TEXT PRIMARY KEY, title TEXT, entries TEXT, finished INTEGER);
+CREATE TABLE budget (
+    version INTEGER, epsilon REAL, delta REAL, accountant TEXT, relation TEXT, accounts INTEGER, digest TEXT
+);
+CREATE TABLE accounts (
+    id TEXT PRIMARY KEY, title TEXT, entries TEXT, finished INTEGER, journal TEXT, digest TEXT
+);
 """
 
 
 @dataclass(frozen=True)
-class Spending:
-    """What one run spent.
+class Account:
+    """What one process that trained has spent.
 
     Attributes:
-        id: Of the run.
-        title: What it says of itself.
+        id: Of the account.
+        title: What the run says of itself.
         entries: Its events, with counts: released, or reserved if it has not finished.
         finished: Whether it has given back what it did not release.
     """
@@ -72,17 +84,14 @@ class DataLedger:
             raise FileNotFoundError(
                 f"Expected a ledger in {self.path}, found no file. Make one with `adamas ledger create`."
             )
-        try:
-            with self._transaction() as database:
-                version, self.budget, self.delta, self.accountant, relation = database.execute(
-                    "SELECT version, epsilon, delta, accountant, relation FROM budget"
-                ).fetchone()
-        except (sqlite3.DatabaseError, TypeError) as error:
-            raise ValueError(f"Expected {self.path} to be a ledger of adamas: {error}.") from error
-        if version != _VERSION:
-            raise ValueError(
-                f"Expected a ledger of version {_VERSION} in {self.path}, found {version}. Update adamas."
-            )
+        with self._transaction() as database:
+            found = database.execute("SELECT version FROM budget").fetchone()
+            if found is None or found[0] != _VERSION:
+                raise ValueError(
+                    f"Expected a ledger of version {_VERSION} in {self.path}, found {found and found[0]}. "
+                    "Use the version of adamas that wrote it."
+                )
+            _, self.budget, self.delta, self.accountant, relation, _ = _budget(database)
         self.relation = NeighboringRelation[relation]
 
     @classmethod
@@ -119,60 +128,102 @@ class DataLedger:
         try:
             with database:
                 database.executescript(_TABLES)
-                database.execute(
-                    "INSERT INTO budget VALUES (?, ?, ?, ?, ?)",
-                    (_VERSION, epsilon, delta, accountant, relation.name),
-                )
+                row = [_VERSION, float(epsilon), float(delta), accountant, relation.name, 0]
+                database.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row)))
         finally:
             database.close()
         return cls(path)
 
-    def reserve(self, run: str, entries: Entries, *, title: str = "") -> None:
-        """Writes down what a run plans to release, in place of an earlier plan of the same run.
+    def reserve(
+        self,
+        account: str,
+        entries: Entries,
+        *,
+        ahead: tuple[dp_accounting.DpEvent, int] | None = None,
+        at_least: int | None = None,
+        title: str = "",
+        journal: str | None = None,
+    ) -> int:
+        """Writes down what an account will release, in place of its earlier plan.
+
+        Args:
+            account: The account, which is opened if it is new.
+            entries: What must be paid for.
+            ahead: An event, and how many times it is planned beside the entries.
+            at_least: How many of these must be paid for, too; all of them if None.
+            title: What the run says of itself.
+            journal: Where the run writes its releases ahead.
+
+        Returns:
+            How many of the events ahead are paid for.
 
         Raises:
-            BudgetError: If that and what other runs spent or reserved exceed the budget. Nothing is written.
+            BudgetError: If that and what other accounts have exceed the budget. Nothing is written.
         """
+        event, wanted = (None, 0) if ahead is None else ahead
         with self._transaction() as database:
-            others = [one for one in _spendings(database) if one.id != run]
-            together = [entry for one in others for entry in one.entries] + list(entries)
-            cost = composed_epsilon(together, self.delta, self.accountant, self.relation)
-            if cost > self.budget:
-                spent = self._composed(others)
+            others = [entry for one in _accounts(database) if one.id != account for entry in one.entries]
+            granted = wanted
+
+            def planned(count: int) -> list[tuple[dp_accounting.DpEvent, int]]:
+                return [*entries, (event, count)] if event is not None and count else list(entries)
+
+            cost = self._composed([*others, *planned(granted)])
+            if cost > self.budget and event is not None and at_least is not None and at_least < wanted:
+                budget = Budget(self.budget, self.delta, self.accountant, self.relation)
+                granted = budget.most(event, wanted, others=[*others, *entries])
+                cost = self._composed([*others, *planned(granted)])
+            if cost > self.budget or granted < (wanted if at_least is None else at_least):
                 raise BudgetError(
-                    f"This run would bring the data set of {self.path} to epsilon={cost:.4f}, above its "
-                    f"budget of {self.budget:g} at delta={self.delta:g}: {spent:.4f} is spent or reserved. "
-                    "Take fewer steps or more noise (DataLedger.noise_multiplier says how much), or close "
-                    "open runs."
+                    f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
+                    f"budget of {self.budget:g} at delta={self.delta:g}: {bound(self._composed(others))} is "
+                    "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
+                    "much), or close open runs."
                 )
-            database.execute(
-                "INSERT INTO runs VALUES (?, ?, ?, 0) "
-                "ON CONFLICT (id) DO UPDATE SET entries = excluded.entries, finished = 0",
-                (run, title, _to_text(entries, self.relation)),
+            _write(database, Account(account, title, planned(granted), False), journal, self.relation)
+        return granted
+
+    def settle(self, account: str, entries: Entries) -> None:
+        """Replaces an account's reservation by what it released."""
+        with self._transaction() as database:
+            old = next((one for one in _accounts(database) if one.id == account), None)
+            if old is None:
+                raise ValueError(f"Expected an account of {self.path}, got account={account!r}.")
+            _write(
+                database,
+                Account(account, old.title, entries, True),
+                _journal(database, account),
+                self.relation,
             )
 
-    def settle(self, run: str, entries: Entries) -> None:
-        """Replaces a run's reservation by what it released."""
-        with self._transaction() as database:
-            changed = database.execute(
-                "UPDATE runs SET entries = ?, finished = 1 WHERE id = ?",
-                (_to_text(entries, self.relation), run),
-            ).rowcount
-        if not changed:
-            raise ValueError(f"Expected a run of {self.path}, got run={run!r}.")
+    def has(self, account: str) -> bool:
+        """Tells whether there is such an account."""
+        return any(one.id == account for one in self.accounts())
 
-    def spendings(self) -> list[Spending]:
-        """What each run spent, in the order of their first reservations."""
+    def journal_of(self, account: str) -> str | None:
+        """Returns where the run of an account writes its releases ahead."""
         with self._transaction() as database:
-            return _spendings(database)
+            return _journal(database, account)
+
+    def set_journal(self, account: str, journal: str | None) -> None:
+        """Writes down where the run of an account writes its releases ahead from now on."""
+        with self._transaction() as database:
+            for one in _accounts(database):
+                if one.id == account:
+                    _write(database, one, journal, self.relation)
+
+    def accounts(self) -> list[Account]:
+        """Returns what each account has, in the order of their first reservations."""
+        with self._transaction() as database:
+            return _accounts(database)
 
     def epsilon(self) -> float:
-        """What all runs together have spent or reserved."""
-        return self._composed(self.spendings())
+        """Returns what all accounts together have spent or reserved."""
+        return self._composed(self._entries())
 
-    def epsilon_of(self, spending: Spending) -> float:
-        """What one run alone has spent or reserved."""
-        return self._composed([spending])
+    def epsilon_of(self, account: Account) -> float:
+        """Returns what one account alone has spent or reserved."""
+        return self._composed(account.entries)
 
     def noise_multiplier(self, *, sampling_rate: float, steps: int) -> float:
         """The least noise with which a run of so many Poisson-sampled steps keeps the rest of the budget.
@@ -182,11 +233,11 @@ class DataLedger:
         """
         _validate.rate(sampling_rate=sampling_rate)
         _validate.count(steps=steps)
-        before = [entry for one in self.spendings() for entry in one.entries]
-        spent = composed_epsilon(before, self.delta, self.accountant, self.relation) if before else 0.0
+        before = self._entries()
+        spent = self._composed(before)
         if spent >= self.budget:
             raise BudgetError(
-                f"Nothing is left of epsilon={self.budget:g} in {self.path}: {spent:.4f} is spent."
+                f"Nothing is left of epsilon={self.budget:g} in {self.path}: {bound(spent)} is spent."
             )
 
         def planned(z: float) -> dp_accounting.DpEvent:
@@ -203,8 +254,10 @@ class DataLedger:
             relation=self.relation,
         )
 
-    def _composed(self, spendings: list[Spending]) -> float:
-        entries = [entry for one in spendings for entry in one.entries]
+    def _entries(self) -> Entries:
+        return [entry for one in self.accounts() for entry in one.entries]
+
+    def _composed(self, entries: Entries) -> float:
         return composed_epsilon(entries, self.delta, self.accountant, self.relation) if entries else 0.0
 
     @contextmanager
@@ -217,26 +270,65 @@ class DataLedger:
             try:
                 yield database
             except BaseException:
-                database.execute("ROLLBACK")
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
                 raise
             database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise OSError(f"Cannot use the ledger {self.path}: {error}. Nothing was reserved.") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(self._damaged(str(error))) from error
+        except ValueError as error:
+            if error.args == (_DAMAGED,):
+                raise ValueError(self._damaged(_DAMAGED)) from None
+            raise
         finally:
             database.close()
 
-
-def _spendings(database: sqlite3.Connection) -> list[Spending]:
-    rows = database.execute("SELECT id, title, entries, finished FROM runs ORDER BY rowid").fetchall()
-    return [Spending(run, title, _from_text(text), bool(finished)) for run, title, text, finished in rows]
+    def _damaged(self, why: str) -> str:
+        return f"Expected {self.path} to be a ledger of adamas, but {why}. Restore the file from a backup."
 
 
-def _to_text(entries: Entries, relation: NeighboringRelation) -> str:
-    ledger = Ledger(relation)
-    for event, count in entries:
-        ledger.record(event, count)
-    return json.dumps(ledger.state_dict())
+def _accounts(database: sqlite3.Connection) -> list[Account]:
+    rows = database.execute(
+        "SELECT id, title, entries, finished, journal, digest FROM accounts ORDER BY rowid"
+    ).fetchall()
+    if len(rows) != _budget(database)[-1] or any(_digest(row) != digest for *row, digest in rows):
+        raise ValueError(_DAMAGED)
+    return [
+        Account(account, title, entries_of(json.loads(text)), bool(finished))
+        for account, title, text, finished, *_ in rows
+    ]
 
 
-def _from_text(text: str) -> Entries:
-    ledger = Ledger()
-    ledger.load_state_dict(json.loads(text))
-    return ledger.entries
+def _write(
+    database: sqlite3.Connection, account: Account, journal: str | None, relation: NeighboringRelation
+) -> None:
+    text = json.dumps(Ledger.of(account.entries, relation).state_dict())
+    row = [account.id, account.title, text, int(account.finished), journal]
+    database.execute(
+        "INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "title = excluded.title, entries = excluded.entries, finished = excluded.finished, "
+        "journal = excluded.journal, digest = excluded.digest",
+        (*row, _digest(row)),
+    )
+    budget = _budget(database)
+    budget[-1] = database.execute("SELECT COUNT(*) FROM accounts").fetchone()[0]
+    database.execute("UPDATE budget SET accounts = ?, digest = ?", (budget[-1], _digest(budget)))
+
+
+def _budget(database: sqlite3.Connection) -> list[Any]:
+    """Returns version, epsilon, delta, accountant, relation and the number of accounts."""
+    rows = database.execute("SELECT * FROM budget").fetchall()
+    if len(rows) != 1 or _digest(list(rows[0][:-1])) != rows[0][-1]:
+        raise ValueError(_DAMAGED)
+    return list(rows[0][:-1])
+
+
+def _journal(database: sqlite3.Connection, account: str) -> str | None:
+    row = database.execute("SELECT journal FROM accounts WHERE id = ?", (account,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _digest(row: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()

@@ -241,6 +241,20 @@ def write_once(ranks: Ranks | None, write: Callable[[], None]) -> None:
             ranks.roll_call("writing a file", {})
 
 
+def told_by_writer(ranks: Ranks | None, ask: Callable[[], bytes]) -> bytes:
+    """Calls a function on rank 0 only, and returns its result on all ranks; they raise if it raises."""
+    said = [b""]
+
+    def listen() -> None:
+        said[0] = ask()
+
+    write_once(ranks, listen)
+    if ranks is None:
+        return said[0]
+    size = int.from_bytes(ranks.from_writer(len(said[0]).to_bytes(8, "big")), "big")
+    return ranks.from_writer(said[0] if ranks.is_writer else bytes(size)) if size else b""
+
+
 def rank_place(rank: int) -> tuple[int, ...]:
     """What a rank adds to the place of a stream of its own; rank 0 has the streams of one process."""
     return (rank,) if rank else ()

@@ -60,6 +60,17 @@ class Ledger:
         self._last_units: dict[Sampler, int] = {}
         self._cache: dict[tuple[float, str], float] = {}
 
+    @classmethod
+    def of(
+        cls, entries: Iterable[tuple[dp_accounting.DpEvent, int]], relation: NeighboringRelation
+    ) -> "Ledger":
+        """Returns a ledger of these events, with how many times each happened."""
+        ledger = cls(relation)
+        for event, count in entries:
+            if count:
+                ledger.record(event, count)
+        return ledger
+
     @property
     def entries(self) -> list[tuple[dp_accounting.DpEvent, int]]:
         """Events in their order, each with how many times it happened in a row."""
@@ -163,6 +174,13 @@ class Ledger:
         if self._open_unit is not None:
             _append(self._closed, self._open_event())
             self._open_unit, self._open_releases = None, {}
+
+
+def entries_of(state: dict[str, Any]) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Returns the events of a ledger's `state_dict()`."""
+    ledger = Ledger()
+    ledger.load_state_dict(state)
+    return ledger.entries
 
 
 def composed_epsilon(

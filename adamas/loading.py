@@ -1,5 +1,11 @@
-"""From a map-style data set to logical batches, loaded in micro-batches, by worker processes if wanted."""
+"""From a map-style data set to logical batches, loaded in micro-batches, by worker processes if wanted.
 
+While a micro-batch is loaded, torch's, NumPy's and Python's global generators are seeded by the run's seed,
+the step and the micro-batch. So augmentation is the same in this process and in any worker, and again in a
+run that is resumed.
+"""
+
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from adamas import _validate
 from adamas._nests import batch_length, map_tensors
+from adamas._streams import global_randomness
 from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
 
@@ -34,9 +41,10 @@ class Batch:
         for position, (indices, padding) in enumerate(self._chunks):
             if self._loaded is not None and position == len(self._chunks) - self._unread:
                 self._unread -= 1
-                yield self.loader.check(next(self._loaded), indices), padding
+                data = next(self._loaded)
             else:
-                yield self.loader.check(self.loader.fetch(indices), indices), padding
+                data = self.loader.fetch(indices, self.loader.state_of(self.step, position))
+            yield self.loader.check(data, indices), padding
 
     def discard(self) -> None:
         """Takes what the workers have loaded for this batch and nobody read."""
@@ -106,11 +114,22 @@ class Loader:
             for i in range(0, n, size)
         ]
 
-    def fetch(self, indices: np.ndarray) -> Any:
-        """Loads and collates these examples in this process."""
+    def fetch(self, indices: np.ndarray, state: int | None = None) -> Any:
+        """Loads and collates these examples in this process.
+
+        Args:
+            indices: Their places in the data set.
+            state: Where the global generators start; None leaves them as they are.
+        """
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return list(self.dataset[torch.from_numpy(indices)])  # what default_collate makes, in one go
-        return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
+        with contextlib.nullcontext() if state is None else global_randomness(state):
+            return (self.collate_fn or default_collate)(_examples(self.dataset, indices.tolist()))
+
+    def state_of(self, step: int, position: int) -> int:
+        """Returns where the global generators start for a micro-batch of a step."""
+        words = self.sampler.seed.words("loading", step, position, *rank_place(self.rank), count=1)
+        return int(words[0])
 
     def check(self, data: Any, indices: np.ndarray) -> Any:
         """Moves a micro-batch to the device, after a look at its length."""
@@ -118,29 +137,53 @@ class Loader:
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
 
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
-        # Workers seed their augmentations from this generator, not from the user's global one.
         words = self.sampler.seed.words("workers", first, *rank_place(self.rank), count=1)
         return iter(
             DataLoader(
-                self.dataset,
-                batch_sampler=_IndexLists(self, first, end),
-                collate_fn=self.collate_fn,
+                _Seeded(self.dataset, self.collate_fn or default_collate),
+                batch_sampler=_SeededLists(self, first, end),
+                collate_fn=_as_it_is,
                 num_workers=self.num_workers,
-                generator=torch.Generator().manual_seed(int(words[0])),
+                generator=torch.Generator().manual_seed(int(words[0])),  # not from the user's global one
             )
         )
 
 
-class _IndexLists:
-    """The micro-batches' index lists of a range of steps, in order."""
+class _SeededLists:
+    """For each micro-batch of a range of steps, where the generators start and then its indices."""
 
     def __init__(self, loader: Loader, first: int, end: int) -> None:
         self._loader, self._first, self._end = loader, first, end
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self._first, self._end):
-            for indices, _ in self._loader.chunks(self._loader.draw(step)):
-                yield indices.tolist()
+            for position, (indices, _) in enumerate(self._loader.chunks(self._loader.draw(step))):
+                yield [self._loader.state_of(step, position), *indices.tolist()]
+
+
+class _Seeded(Dataset[Any]):
+    """A data set for worker processes, which load and collate a whole micro-batch."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError  # torch asks for whole micro-batches
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        state, *indices = numbers
+        with global_randomness(state):
+            return self._collate(_examples(self._dataset, indices))
+
+
+def _examples(dataset: Dataset[Any], indices: list[int]) -> list[Any]:
+    """Returns examples as torch's loaders ask for them: all at once, where the data set can."""
+    several = getattr(dataset, "__getitems__", None)
+    return list(several(indices)) if several else [dataset[i] for i in indices]
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
 
 
 def check_rows(data: Any, n: int) -> Any:

@@ -1,20 +1,79 @@
 """The only randomness of a release: standard Gaussian values from one seed, drawn on all cores."""
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from adamas import _normals, _normals_kernel
+from adamas._digest import KeyedDigest
 from adamas._streams import Seed
 from adamas._threads import share_blocks
+from adamas.geometry import Geometry, Value
 
 # Values that a thread draws at a time: enough to be worth the call, few enough to spread evenly.
 _BLOCK = 1 << 16
 # Places for a block's values beyond the tail's beginning; on average there are 0.04.
 _FAR = 64
+
+
+class Noise(Protocol):
+    """What the door needs of a kind of noise.
+
+    Attributes:
+        name: As `make_private(noise=...)` takes it.
+        words: What a privacy statement says about it.
+        exact: Whether what is added is exactly Gaussian, so that rounding of the sums themselves counts
+            against the sensitivity.
+        variance_factor: The variance of what is added, relative to that of the Gaussian values.
+        seed: Where it comes from.
+        draws: How many draws there were.
+    """
+
+    name: str
+    words: str
+    exact: bool
+    variance_factor: float
+    seed: Seed
+    draws: int
+
+    def identify(self, values: Iterable[Tensor | float]) -> bytes:
+        """Names the next draw together with what it will hide; empty if it is never drawn again.
+
+        The name shows nothing of the values to whoever does not know the seed.
+        """
+
+    def release_(
+        self,
+        flat: Tensor,
+        parts: Mapping[Tensor, Tensor],
+        geometry: Geometry,
+        std: float,
+        share: float,
+        key: tuple[int, ...] = (),
+    ) -> None:
+        """Replaces a sum by its release, in place and by one draw: `c + (g - share c) + s std xi`.
+
+        Args:
+            flat: The sum, private until now.
+            parts: The part of it that belongs to each parameter.
+            geometry: Centre `c` and scale `s`.
+            std: The standard deviation in units of the scale, above 0.
+            share: The factor of the centre that the sum has already, private.
+            key: Numbers that, with the draw counter, belong to this release alone.
+        """
+
+    def skip(self) -> None:
+        """Moves on by one draw, which another process makes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the stream; it names no seed."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the position."""
 
 
 class GaussianNoise:
@@ -42,48 +101,102 @@ class GaussianNoise:
         "The noise is reproducible: floating-point values of a ChaCha8 stream, not secure against attacks on "
         "their last bits."
     )
+    exact = False
+    variance_factor = 1.0
 
     def __init__(self, seed: Seed | int | None = None) -> None:
         self.seed = seed if isinstance(seed, Seed) else Seed(seed)
         self.draws = 0
+        self._digest: KeyedDigest | None = None
+
+    def __copy__(self) -> Any:
+        refuse_copy(self.seed)
+        other = GaussianNoise(self.seed)
+        other.draws = self.draws
+        return other
+
+    def identify(self, values: Iterable[Tensor | float]) -> bytes:
+        """See `Noise.identify`, and `adamas._digest`."""
+        if self.seed.given is None:
+            return b""
+        if self._digest is None:
+            self._digest = KeyedDigest(self.seed)
+        return self._digest([float(self.draws), *values])
+
+    def release_(
+        self,
+        flat: Tensor,
+        parts: Mapping[Tensor, Tensor],
+        geometry: Geometry,
+        std: float,
+        share: float,
+        key: tuple[int, ...] = (),
+    ) -> None:
+        """See `Noise.release_`."""
+        scales = [geometry.scale[p] for p in parts]
+        if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
+            self.add_normal_(flat, float(scales[0]) * std, key)
+        else:
+            drawn = self.add_normal_(torch.zeros_like(flat), 1.0, key)
+            places = torch.split(drawn, [part.numel() for part in parts.values()])
+            for s, part, values in zip(scales, parts.values(), places, strict=True):
+                if isinstance(s, Tensor):
+                    part.addcmul_(values.view(part.shape), s.to(part.dtype), value=std)
+                else:
+                    part.add_(values.view(part.shape), alpha=s * std)
+        for p, part in parts.items():
+            add_centre_(part, geometry.center_of(p), share)
 
     def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Fills a contiguous floating-point tensor with independent normal values of mean 0."""
         return self.add_normal_(out.zero_(), std)
 
-    def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
+    def add_normal_(self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = ()) -> Tensor:
         """Adds the values with which `normal_` would fill the tensor."""
         flat = out.view(-1)
         if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
             dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-            flat += self.add_normal_(torch.zeros(flat.shape, dtype=dtype), std).to(flat.device)
+            flat += self.add_normal_(torch.zeros(flat.shape, dtype=dtype), std, key).to(flat.device)
             return out
         draw, self.draws = self.draws, self.draws + 1
-        key = self.seed.words("noise", draw, count=8).astype(np.uint32)
+        words = self.seed.words("noise", draw, *key, count=8).astype(np.uint32)
         values = flat.detach().numpy()
         add = _add if out.dtype == torch.float32 else _add64
 
         def work(block: int) -> None:
             part = values[block * _BLOCK : (block + 1) * _BLOCK]
             far = np.empty(_FAR, dtype=np.int64)
-            found = add(part, key, std, block, far)
+            found = add(part, words, std, block, far)
             if found:
-                _add_tail(part, std, far[:found], self.seed.generator("tail", draw, block))
+                _add_tail(part, std, far[:found], self.seed.generator("tail", draw, *key, block))
 
         share_blocks(-(-len(values) // _BLOCK), work)
         return out
 
     def skip(self) -> None:
-        """Moves on by one draw, which another process makes."""
+        """See `Noise.skip`."""
         self.draws += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the stream; it names no seed."""
+        """See `Noise.state_dict`."""
         return {"draws": self.draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues at a saved position."""
+        """See `Noise.load_state_dict`."""
         self.draws = int(state["draws"])
+
+
+def refuse_copy(seed: Seed) -> None:
+    """Raises for noise with a secret seed, whose copy would draw the same values for other sums."""
+    if seed.given is None:
+        raise TypeError(
+            "Noise with a secret seed cannot be copied: the copy would repeat it. Make a new run."
+        )
+
+
+def add_centre_(mean: Tensor, centre: Value | None, share: float) -> Tensor:
+    """Adds the centre for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
+    return mean if centre is None else mean.add_(centre, alpha=1 - share)
 
 
 def _add(out: np.ndarray, key: np.ndarray, std: float, block: int, far: np.ndarray) -> int:

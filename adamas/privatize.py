@@ -20,9 +20,8 @@ from adamas.clip import clip_weights
 from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
-from adamas.noise import GaussianNoise
+from adamas.noise import Noise, add_centre_
 from adamas.rules.base import Rule
-from adamas.secure_noise import SecureNoise
 
 # Examples are summed around 0, and the centre is subtracted from the sum. In float32 that can add to the
 # sensitivity: at most 7e-8 for each example of a batch and each scale that the centre is long, in
@@ -89,14 +88,14 @@ def privatize(
     *,
     noise_multiplier: float,
     expected_batch_size: float,
-    noise: GaussianNoise | SecureNoise,
-    record: Callable[[], None],
+    noise: Noise,
+    charge: Callable[[Callable[[], bytes]], tuple[int, ...]],
     absolute: bool = False,
     raw: Callable[[Mapping[Tensor, Tensor]], None] | None = None,
     ranks: Ranks | None = None,
     place: str = "a release",
 ) -> PrivateGradient:
-    """Clips, sums, records, adds noise.
+    """Clips, sums, charges, adds noise.
 
     Args:
         engines: One per micro-batch of one logical batch, none for an empty one, each with the number
@@ -105,11 +104,12 @@ def privatize(
         noise_multiplier: Standard deviation of the noise on the whitened sum, whose sensitivity is 1.
         expected_batch_size: The divisor. It does not depend on the batch.
         noise: The generator.
-        record: Writes the release into a ledger. It is called once, after the last look at the data and
-            before the first noise is drawn; if it raises, nothing is released.
+        charge: Charges the release, and returns the key of its noise. It is called once, after the last look
+            at the data and before the first noise is drawn; if it raises, nothing is released. Its argument
+            is a function that names what will be released (`Noise.identify`); all ranks call it or none.
         absolute: Release the absolute value of each coordinate of the sum, before the noise. It moves by no
             more than the coordinate does, so the sensitivity is the same.
-        raw: Gets a copy of what is released, before the noise, after `record`, which must account for it as
+        raw: Gets a copy of what is released, before the noise, after `charge`, which must account for it as
             a release of multiplier 0. For teaching: nothing about such a step is private.
         ranks: The processes whose engines together make up the logical batch; each of them calls this.
         place: Where the run is, for an error of a rank that is elsewhere.
@@ -131,8 +131,7 @@ def privatize(
         )
     if absolute and geometry.center:
         raise ValueError("Expected absolute=False for a geometry with a centre.")
-    secure = isinstance(noise, SecureNoise)
-    radius = 1 - _rounding_slack(geometry, expected_batch_size, secure)
+    radius = 1 - _rounding_slack(geometry, expected_batch_size, exact=noise.exact)
     flats: list[tuple[Tensor, list[Tensor]]] = []
     mean: dict[Tensor, Tensor] = {}
     total_weight = 0.0
@@ -155,30 +154,32 @@ def privatize(
         facts |= {"noise_multiplier": noise_multiplier, "position of the noise": noise.state_dict()}
         total_weight = math.fsum(ranks.roll_call(place, facts, total_weight))
     share = total_weight / expected_batch_size
-    record()
     if ranks is not None:
         ranks.sum_on_writer_(flat for flat, _ in flats)
     if absolute:
         for flat, _ in flats:
             flat.abs_()
-    if raw is not None:
-        raw({p: _around_centre(geometry, p, g.clone(), share) for p, g in mean.items()})
-
     std = noise_multiplier / expected_batch_size
-    draws_here = ranks is None or ranks.is_writer
-    if std > 0 and isinstance(noise, SecureNoise):
-        for flat, members in flats:
-            parts = {p: mean[p] for p in members}
-            _release_securely(flat, geometry, parts, std, share, noise, here=draws_here)
-        std *= math.sqrt(noise.variance_factor)
-    else:
-        for flat, members in flats if std > 0 else ():
-            if isinstance(noise, SecureNoise) or not draws_here:
-                noise.skip()
-                continue
-            _add_noise(flat, [geometry.scale[p] for p in members], [mean[p] for p in members], std, noise)
-        for p, part in mean.items():
-            _around_centre(geometry, p, part, share)
+
+    def identify() -> bytes:
+        identity = noise.identify([std, share, *geometry.scale.values(), *(flat for flat, _ in flats)])
+        if ranks is None or not identity:
+            return identity
+        return ranks.from_writer(identity)  # only there is the sum
+
+    key = charge(identify)
+    if raw is not None:
+        raw({p: add_centre_(g.clone(), geometry.center_of(p), share) for p, g in mean.items()})
+    for flat, members in flats:
+        parts = {p: mean[p] for p in members}
+        if std == 0:
+            for p, part in parts.items():
+                add_centre_(part, geometry.center_of(p), share)
+        elif ranks is None or ranks.is_writer:
+            noise.release_(flat, parts, geometry, std, share, key)
+        else:
+            noise.skip()
+    std *= math.sqrt(noise.variance_factor)
     if ranks is not None:
         ranks.send_from_writer_(flat for flat, _ in flats)
     variance: dict[Tensor, Value] = {}
@@ -190,20 +191,14 @@ def privatize(
     return PrivateGradient(mean, variance)
 
 
-def _around_centre(geometry: Geometry, p: Tensor, mean: Tensor, share: float) -> Tensor:
-    """Adds the centre for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
-    c = geometry.center_of(p)
-    return mean if c is None else mean.add_(c, alpha=1 - share)
-
-
 def _fingerprint(geometry: Geometry) -> str:
     """A name for the values of the parameters and their geometry."""
     centre = geometry.center or {}
     return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, centre.get(p)))
 
 
-def _rounding_slack(geometry: Geometry, batch_size: float, secure: bool = False) -> float:
-    """What rounding in float32 sums may add to the sensitivity: around a centre, or with secure noise."""
+def _rounding_slack(geometry: Geometry, batch_size: float, *, exact: bool) -> float:
+    """Bounds what rounding in float32 sums adds to the sensitivity: around a centre, or with exact noise."""
     length = math.sqrt(
         math.fsum(
             geometry.center_square(p)
@@ -211,7 +206,7 @@ def _rounding_slack(geometry: Geometry, batch_size: float, secure: bool = False)
             if accumulation_dtype(p.dtype) != torch.float64
         )
     )
-    if secure and any(accumulation_dtype(p.dtype) != torch.float64 for p in geometry.scale):
+    if exact and any(accumulation_dtype(p.dtype) != torch.float64 for p in geometry.scale):
         length += 1  # the examples themselves, around 0
     slack = _ROUNDING * batch_size * length
     if not slack <= _LARGEST_SLACK:
@@ -238,44 +233,3 @@ def _buffers(geometry: Geometry) -> tuple[list[tuple[Tensor, list[Tensor]]], dic
             views[p] = flat[start : start + size].view(p.shape)
             start += size
     return flats, views
-
-
-def _add_noise(
-    flat: Tensor, scales: list[Value], parts: list[Tensor], std: float, noise: GaussianNoise
-) -> None:
-    """Adds noise of standard deviation `s * std` to a buffer, given the parts of it and their scales."""
-    if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-        noise.add_normal_(flat, float(scales[0]) * std)
-        return
-    drawn = torch.split(noise.normal_(torch.empty_like(flat)), [part.numel() for part in parts])
-    for s, part, values in zip(scales, parts, drawn, strict=True):
-        if isinstance(s, Tensor):
-            part.addcmul_(values.view(part.shape), s.to(part.dtype), value=std)
-        else:
-            part.add_(values.view(part.shape), alpha=s * std)
-
-
-def _release_securely(
-    flat: Tensor,
-    geometry: Geometry,
-    parts: Mapping[Tensor, Tensor],
-    std: float,
-    share: float,
-    noise: SecureNoise,
-    *,
-    here: bool,
-) -> None:
-    """Centre, noise and grid at once: a centre that is added later, times a private share, moves the grid.
-
-    If it is not done here, the draws that another process makes are counted.
-    """
-    scales = [geometry.scale[p] for p in parts]
-    if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-        places: list[tuple[Tensor, Value, Value | None, float]] = [(flat, scales[0], None, 0.0)]
-    else:
-        places = [(part, geometry.scale[p], geometry.center_of(p), share) for p, part in parts.items()]
-    for part, scale, center, weight in places:
-        if here:
-            noise.release_(part, std, scale, center, weight)
-        else:
-            noise.skip()

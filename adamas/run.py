@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from adamas import _validate, diagnostics
+from adamas import diagnostics
 from adamas._checks import check_modules, check_parameters
 from adamas._progress import progress_bar
+from adamas._rule_state import RuleState
 from adamas._state import Snapshot, Watch, unchanged
 from adamas._streams import Seed
 from adamas._words import bound
-from adamas.budget import Entries
+from adamas.accounting import Spending
 from adamas.checkpoint import Checkpoints
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
@@ -29,16 +29,15 @@ from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_paramet
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
+from adamas.journal import Release
 from adamas.ledger import Ledger
 from adamas.loading import Batch, Loader
-from adamas.noise import GaussianNoise
+from adamas.noise import Noise
 from adamas.privatize import PrivateGradient, privatize
-from adamas.releases import Releases
 from adamas.rules.base import Rule
 from adamas.sampling import Shuffled, TruncatedPoisson
-from adamas.secure_noise import SecureNoise
 
-_STATE_VERSION = 4  # 3 had other noise of the same seed
+_STATE_VERSION = 5  # 4 had no account in the data set's ledger
 
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "adding or removing one record",
@@ -70,15 +69,9 @@ class PrivateRun:
 
     Attributes:
         model: The user's model.
-        noise_multiplier: Standard deviation of the noise on a sum of sensitivity 1.
         clip_norm: Factor of the rule's geometry.
-        steps: Steps of the whole run.
-        steps_done: Steps whose release was made.
         engine: The name of the engine.
-        budget: The epsilon that may be spent at most; None for no limit.
         checkpoints: Where the run was last saved or is saved by itself; None for nowhere.
-        data_ledger: What all runs on the data set spend together; None for no such ledger.
-        id: The name of the run in it.
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
         ranks: The processes of a data-parallel run; None for a run in one process.
     """
@@ -90,33 +83,24 @@ class PrivateRun:
         rule: torch.optim.Optimizer,
         loss: Loss,
         loader: Loader,
-        noise: GaussianNoise | SecureNoise,
+        noise: Noise,
         engine: str,
-        steps: int,
-        noise_multiplier: float,
         clip_norm: float,
-        budget: float | None,
-        delta: float,
-        accountant: str,
+        spending: Spending,
         scheduler: LRScheduler | None,
         ema_model: AveragedModel | None,
         progress: bool | None,
         raw: bool = False,
-        data_ledger: DataLedger | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.id = uuid4().hex
-        self.data_ledger = data_ledger
         self.model, self.loss = model, loss
         self._rule = rule
         self.loader, self.noise, self.engine = loader, noise, engine
-        self.steps, self.steps_done = steps, 0
-        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        self.budget = budget
+        self.clip_norm = clip_norm
         self.checkpoints: Checkpoints | None = None
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
-        self._releases = Releases(loader.sampler, delta, accountant)
-        self._made_with = self._plan()
+        self._spending = spending
+        self._made_with = spending.plan
         self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
         self._watch = Watch()
@@ -124,7 +108,19 @@ class PrivateRun:
         self._check_ranks("make_private")
         if ranks is not None:
             ranks.share_seed(loader.sampler.seed)
-            self.id = ranks.from_writer(self.id.encode()).decode()
+        self._rule_state = RuleState(rule)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(
+            "A run cannot be copied: both copies would spend, and know of their own releases only. Make "
+            "another run with make_private, or save this one and load the file."
+        )
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
 
     def __len__(self) -> int:
         return self.steps - self.steps_done
@@ -153,6 +149,8 @@ class PrivateRun:
         every = self.checkpoints.every if self.checkpoints is not None else None
         first = self.steps_done
         for batch in self.loader.batches(first, self.steps):
+            if batch.step >= self.steps:  # the data set's ledger pays for fewer
+                break
             if every is not None and (batch.step == first or batch.step % every == 0):
                 self._save_again()
             yield batch
@@ -166,10 +164,7 @@ class PrivateRun:
         This happens by itself after the last step. A run that stops early and is not closed has spent all of
         its reservation, because nobody knows better.
         """
-        if self.data_ledger is not None and self._releases.has_reserved:
-            data_ledger, entries = self.data_ledger, self._releases.complete().entries
-            write_once(self.ranks, lambda: data_ledger.settle(self.id, entries))
-            self._releases.reserved([])
+        self._spending.close()
 
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint, which `adamas.load` continues; see `adamas.checkpoint`.
@@ -185,6 +180,12 @@ class PrivateRun:
             self.checkpoints = checkpoints
         else:  # a copy: the automatic ones stay where they are, and both files know what follows
             self._copy = checkpoints
+        self._write_ahead()
+
+    def _write_ahead(self) -> None:
+        """Lets the files in which the run is kept know what follows."""
+        files = [checkpoints for checkpoints in (self.checkpoints, self._copy) if checkpoints is not None]
+        self._spending.use_journals([checkpoints.journal for checkpoints in files])
 
     def extend(
         self, *, steps: int, epsilon: float | None = None, noise_multiplier: float | None = None
@@ -193,8 +194,8 @@ class PrivateRun:
 
         Args:
             steps: How many more than those that were done.
-            epsilon: The new budget for all that the run has released and will release. The noise of the new
-                steps is what is left of it pays for.
+            epsilon: The new budget for all that the run has released and will release. Noise for the new
+                steps is calibrated to what is left of it.
             noise_multiplier: Or the noise of the new steps; then there is no budget any more.
 
         Raises:
@@ -215,29 +216,26 @@ class PrivateRun:
             >>> run.steps_done, 2.9 < run.epsilon() <= 3.0
             (10, True)
         """
-        _validate.count(steps=steps)
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
-        if noise_multiplier is None:
-            assert epsilon is not None
-            _validate.positive(epsilon=epsilon)
-            noise_multiplier = self._releases.noise_multiplier_for(steps, epsilon)
-        else:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
-        self.steps, self.budget = self.steps_done + steps, epsilon
-        self.noise_multiplier = noise_multiplier
+        self._spending.extend(steps=steps, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
-    def recover(self, parts: Sequence[Sequence[tuple[int, float]]], *, repeatable: bool) -> None:
-        """Takes over releases that the run made after it was saved.
-
-        `adamas.load` does it with what the journal says of a run that died.
+    def recover(self, parts: Sequence[Sequence[Release]], checkpoints: Checkpoints) -> None:
+        """Takes over releases that the run made after it was saved; `adamas.load` calls it.
 
         Args:
-            parts: A step and a multiplier for each release, of each process that died.
-            repeatable: The steps will be the same again, to the last bit, so that the releases are counted
-                once; otherwise they are counted beside those that this run makes.
+            parts: The releases of each process that died.
+            checkpoints: The file, whose journal has them and goes on.
         """
-        self._releases.recover(parts, repeatable=repeatable and self.noise.seed.given is not None)
+        if self.checkpoints is None or self.checkpoints.path == checkpoints.path:
+            checkpoints.every = None if self.checkpoints is None else self.checkpoints.every
+            self.checkpoints = checkpoints
+        else:
+            self._copy = checkpoints
+        self._write_ahead()
+        self._spending.recover(parts, repeatable=self.noise.seed.given is not None)
+
+    def _rehearse(self) -> None:
+        """Lets a fresh run release what nobody will see: no budget, no file and no ledger knows of it."""
+        self._spending, self.checkpoints = self._spending.rehearsal(), None
 
     def privatize(self, batch: Batch, *, absolute: bool = False) -> PrivateGradient:
         """Releases the private gradient of a batch, and records it.
@@ -264,9 +262,9 @@ class PrivateRun:
             )
         check_modules(self.model)
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
-        if self.budget is not None and not self.raw:  # a run with raw has no budget to keep
-            plan = {"done": self.steps_done, "steps": self.steps}
-            self._releases.check_budget(self.budget, batch.step, self.noise_multiplier, **plan)
+        self._rule_state.check()
+        self._spending.check(batch.step)
+        multipliers = [self.noise_multiplier, 0.0] if self.raw and not absolute else [self.noise_multiplier]
         with (
             self._watch.over(self.model, self.loss, turn=batch.step) as state,
             model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)),
@@ -277,7 +275,7 @@ class PrivateRun:
                 noise_multiplier=self.noise_multiplier,
                 expected_batch_size=self.loader.sampler.batch_size,
                 noise=self.noise,
-                record=lambda: self._record(batch.step, raw=self.raw and not absolute),
+                charge=lambda identify: self._spending.charge(batch.step, multipliers, identify),
                 absolute=absolute,
                 raw=None if self._raw_moments is None or absolute else self._raw_moments.add,
                 ranks=self.ranks,
@@ -356,19 +354,44 @@ class PrivateRun:
         return result
 
     @property
+    def steps(self) -> int:
+        """Steps of the whole run; `extend` changes them."""
+        return self._spending.plan.steps
+
+    @property
+    def steps_done(self) -> int:
+        """Steps whose release was made."""
+        return self._spending.steps_done
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on a sum of sensitivity 1; `extend` changes it."""
+        return self._spending.plan.noise_multiplier
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon that may be spent at most; None for no limit. `extend` changes it."""
+        return self._spending.plan.budget
+
+    @property
     def delta(self) -> float:
         """The delta of the guarantee."""
-        return self._releases.delta
+        return self._spending.delta
 
     @property
     def accountant(self) -> str:
         """The accountant that epsilon comes from."""
-        return self._releases.accountant
+        return self._spending.accountant
 
     @property
     def ledger(self) -> Ledger:
         """What was released; a release elsewhere on the same data is recorded here, too."""
-        return self._releases.ledger
+        return self._spending.ledger
+
+    @property
+    def data_ledger(self) -> DataLedger | None:
+        """What all runs on the data set spend together; None for no such ledger."""
+        return self._spending.data_ledger
 
     @property
     def rule(self) -> torch.optim.Optimizer:
@@ -386,6 +409,8 @@ class PrivateRun:
         if rule is not self._rule and self._raw_moments is not None:
             self._raw_moments = diagnostics.RawMoments(rule)
         self._rule = rule
+        self._rule_state.forget()
+        self._rule_state = RuleState(rule)
 
     @property
     def raw(self) -> bool:
@@ -399,7 +424,7 @@ class PrivateRun:
 
     def epsilon(self, accountant: str | None = None) -> float:
         """The epsilon spent so far, at the run's delta."""
-        return self._releases.complete().epsilon(self.delta, accountant or self.accountant)
+        return self._spending.epsilon(accountant)
 
     def privacy_statement(self) -> str:
         """The guarantee in words, for a report."""
@@ -420,22 +445,18 @@ class PrivateRun:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, and nothing un-noised: no moments of `raw=True`.
 
-        A given seed is among it, so that the resumed run is bit-equal (but for random augmentation in
-        worker processes); a secret seed is not, so that the resumed run draws a new one.
+        A given seed is among it, so that the resumed run is bit-equal; a secret seed is not, so that the
+        resumed run draws a new one.
         """
         return {
             "version": _STATE_VERSION,
-            "id": self.id,
             "settings": self._settings(),
-            "plan": self._plan(),
-            "steps_done": self.steps_done,
-            "to_repeat": [list(release) for release in self._releases.to_repeat],
+            "spending": self._spending.state_dict(),
             "model": self.model.state_dict(),
             "rule": self.rule.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "ema": None if self.ema_model is None else self.ema_model.state_dict(),
             "noise": self.noise.state_dict(),
-            "ledger": self.ledger.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -471,28 +492,21 @@ class PrivateRun:
         if self.ema_model is not None:
             _check_same_tensors("ema", state["ema"], self.ema_model.state_dict())
         sampler = self.loader.sampler
-        within_epoch = state["steps_done"] % sampler.steps_per_epoch()
+        within_epoch = state["spending"]["steps_done"] % sampler.steps_per_epoch()
         if isinstance(sampler, Shuffled) and sampler.seed.given is None and within_epoch:
             raise ValueError(
                 "Expected seed= for a shuffled run that resumes within an epoch: without it the rest of "
                 "the permutation is unknown, and records would take part twice."
             )
         self.model.load_state_dict(state["model"])
-        self.rule.load_state_dict(state["rule"])
+        with self._rule_state.accepted():
+            self.rule.load_state_dict(state["rule"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.ema_model is not None:
             self.ema_model.load_state_dict(state["ema"])
         self.noise.load_state_dict(state["noise"])
-        self.ledger.load_state_dict(state["ledger"], sampler)
-        self.steps_done, self.id = state["steps_done"], state["id"]
-        self._releases.to_repeat = [(step, z) for step, z in state["to_repeat"]]
-        for name, value in state["plan"].items():
-            setattr(self, name, value)
-
-    def _plan(self) -> dict[str, Any]:
-        """What `extend` changes."""
-        return {name: getattr(self, name) for name in ("steps", "noise_multiplier", "budget")}
+        self._spending.load_state_dict(state["spending"])
 
     def _settings(self) -> dict[str, Any]:
         """What must agree between a saved run and the one that continues it."""
@@ -508,7 +522,7 @@ class PrivateRun:
             "seed": self.noise.seed.given,
             "noise": self.noise.name,
             "raw": self.raw,
-            **self._made_with,
+            **asdict(self._made_with),
         }
 
     def _check_ranks(self, doing: str) -> None:
@@ -529,32 +543,9 @@ class PrivateRun:
             yield ENGINES[self.engine](self.model, self.loss, data), padding
         state.check()  # after the last look at the data, and before anything is recorded
 
-    def _write_ahead(self, step: int, multipliers: Sequence[float], missing: Entries) -> None:
-        """Puts releases on disk before they are made."""
-        if missing:
-            assert self.data_ledger is not None
-            title = f"{type(self.rule).__name__}, {self.steps} steps, multiplier {self.noise_multiplier:g}"
-            self.data_ledger.reserve(self.id, missing, title=title)
-        for checkpoints in (self.checkpoints, self._copy):
-            if checkpoints is not None:
-                for z in multipliers:
-                    checkpoints.release(step, z)
-
     def _save_again(self) -> None:
         assert self.checkpoints is not None
         self.save(self.checkpoints.path)
-
-    def _record(self, step: int, *, raw: bool) -> None:
-        multipliers = [self.noise_multiplier, 0.0] if raw else [self.noise_multiplier]
-        missing: Entries = []
-        if self.data_ledger is not None:
-            missing = self._releases.to_reserve(step, multipliers, self.steps)
-        if missing or self.checkpoints is not None:
-            write_once(self.ranks, lambda: self._write_ahead(step, multipliers, missing))
-        if missing:
-            self._releases.reserved(missing)
-        self._releases.record(step, multipliers)
-        self.steps_done = step + 1
 
 
 def _check_same_options(saved: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> None:

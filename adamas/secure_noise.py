@@ -30,7 +30,7 @@ What it does not cover is in docs/secure_noise.md.
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal, getcontext, localcontext
 from functools import cache
 from typing import Any, TypeAlias
@@ -42,13 +42,15 @@ from torch import Tensor
 from adamas._streams import Seed
 from adamas._threads import share_blocks
 from adamas.errors import UnsupportedError
-from adamas.geometry import Value
-from adamas.noise import GaussianNoise
+from adamas.geometry import Geometry, Value
+from adamas.noise import GaussianNoise, refuse_copy
 
 Array: TypeAlias = np.ndarray
 
 # Grid steps in a standard deviation. Rounding then adds 2^-40/12 to a variance of 1.
 _STEPS = 2.0**20
+GRID = 1 / _STEPS
+"""The width of the grid, in standard deviations."""
 # Values that one stream serves. The work on a block stays in a core's cache, and torch does not split it.
 _BLOCK = 1 << 15
 _WHOLE = 63  # x = i / 2^63 for a signed 64-bit i: uniform in [-1, 1)
@@ -67,11 +69,12 @@ class SecureNoise:
     secret. Work is done on the CPU by all threads; a tensor on another device is copied there and back.
 
     Guarantee:
-        `release_` computes a function of the ideal Gaussian mechanism's output and of public values.
+        `release_` and `round_` compute a function of the ideal Gaussian mechanism's output and of public
+        values.
 
     Example:
         >>> from adamas.secure_noise import SecureNoise
-        >>> released = SecureNoise().release_(torch.tensor([0.1, 5.0]), std=0.5)
+        >>> released = SecureNoise().round_(torch.tensor([0.1, 5.0]), std=0.5)
         >>> grid_steps = released.double() / (0.5 * 2**-20)
         >>> torch.equal(grid_steps, grid_steps.round())
         True
@@ -82,8 +85,8 @@ class SecureNoise:
         "The noise is secure: the exact Gaussian mechanism, rounded to a grid of 2^-20 standard deviations "
         "by interval refining, on a cryptographic stream."
     )
-    variance_factor = 1 + _STEPS**-2 / 12
-    """The variance of what is added, rounding included, to that of the normal values."""
+    exact = True
+    variance_factor = 1 + _STEPS**-2 / 12  # of the rounding
 
     def __init__(self, seed: Seed | None = None) -> None:
         self.seed = Seed(secure=True) if seed is None else seed
@@ -92,7 +95,36 @@ class SecureNoise:
         self.draws = 0
         _check_functions()
 
+    def __copy__(self) -> Any:
+        refuse_copy(self.seed)
+
+    def identify(self, values: Iterable[Tensor | float]) -> bytes:
+        """See `Noise.identify`: a secret seed never comes back."""
+        return b""
+
     def release_(
+        self,
+        flat: Tensor,
+        parts: Mapping[Tensor, Tensor],
+        geometry: Geometry,
+        std: float,
+        share: float,
+        key: tuple[int, ...] = (),
+    ) -> None:
+        """See `Noise.release_`.
+
+        Centre, noise and grid come at once: a centre that is added later, times a private share, would move
+        the grid. The draw counter alone is the key: a secret seed has no second run.
+        """
+        scales = [geometry.scale[p] for p in parts]
+        if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
+            self.round_(flat, std, scales[0])
+            return
+        draw = self._next_draw()
+        for number, (p, part) in enumerate(parts.items()):
+            self._round(part, std, geometry.scale[p], geometry.center_of(p), share, (draw, number))
+
+    def round_(
         self,
         sums: Tensor,
         std: float,
@@ -111,37 +143,51 @@ class SecureNoise:
             center: The centre :math:`c`, public; None for 0.
             share: The factor :math:`a`, private.
         """
+        return self._round(sums, std, scale, center, share, (self._next_draw(), 0))
+
+    def _next_draw(self) -> int:
+        draw, self.draws = self.draws, self.draws + 1
+        return draw
+
+    def _round(
+        self,
+        sums: Tensor,
+        std: float,
+        scale: Value,
+        center: Value | None,
+        share: float,
+        place: tuple[int, int],
+    ) -> Tensor:
         if sums.device.type != "cpu":
             scale = scale.cpu() if isinstance(scale, Tensor) else scale
             center = center.cpu() if isinstance(center, Tensor) else center
-            return sums.copy_(self.release_(sums.cpu(), std, scale, center, share))
-        draw, self.draws = self.draws, self.draws + 1
+            return sums.copy_(self._round(sums.cpu(), std, scale, center, share, place))
         flat: Array = sums.detach().view(-1).numpy()
         scales = _flat(scale, sums)
         centers = None if center is None else _flat(center, sums)
 
         def work(block: int) -> None:
-            place = slice(block * _BLOCK, (block + 1) * _BLOCK)
-            around = None if centers is None else _part(centers, place)
-            self._release(flat[place], _part(scales, place) * (std / _STEPS), around, share, draw, block)
+            part = slice(block * _BLOCK, (block + 1) * _BLOCK)
+            around = None if centers is None else _part(centers, part)
+            self._release(flat[part], _part(scales, part) * (std / _STEPS), around, share, (*place, block))
 
         share_blocks(-(-len(flat) // _BLOCK), work)
         return sums
 
     def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Fills a contiguous tensor with normal values on the grid."""
-        return self.release_(out.zero_(), std)
+        return self.round_(out.zero_(), std)
 
     def skip(self) -> None:
-        """Moves on by one draw, which another process makes."""
+        """See `Noise.skip`."""
         self.draws += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """How many draws there were; it names no seed."""
+        """See `Noise.state_dict`."""
         return {"draws": self.draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues to count; the secret is a new one."""
+        """Restores the draw counter; the seed is never restored."""
         self.draws = int(state["draws"])
 
     def _release(
@@ -150,47 +196,51 @@ class SecureNoise:
         step: Array | float,
         center: Array | float | None,
         share: float,
-        draw: int,
-        block: int,
+        place: tuple[int, ...],
     ) -> None:
-        """One block: `step` is the grid's."""
+        """Releases one block: `step` is the grid's."""
         n = len(values)
-        pairs = (n + 1) // 2
-        bits = np.frombuffer(self.seed.stream("secure noise", draw, block, count=16 * pairs), dtype="<i8")
-        noise, unsure = _from_bits(bits)
-        noise = noise[:n]
-        exact, whole, rounded = _thread.scratch[2:, :n]
+        exact, whole = _thread.scratch[2:4, :n]
         np.copyto(exact, values)  # float64 from here on
         if center is not None:
             exact -= center * share
         exact /= step
         np.rint(exact, out=whole)
         offset = np.subtract(exact, whole, out=exact)  # without an error: it is a multiple of the last place
-        noise += offset
-        np.rint(noise, out=rounded)
-        noise -= rounded
-        if unsure.size or not (noise.min() >= _MARGIN - 0.5 and noise.max() <= 0.5 - _MARGIN):  # or NaN
-            near = np.flatnonzero(~(np.abs(noise) <= 0.5 - _MARGIN))
-            for place in {*near.tolist(), *unsure.tolist(), *(unsure + pairs).tolist()}:
-                if place < n:
-                    rounded[place] = self._decided(bits, place, float(offset[place]), draw, block)
-        whole += rounded
+        whole += self._rounded(offset, place)
         whole += 0.0  # the sign of -0 would tell on which side of it the sum was
         whole *= step
         if center is not None:
             whole += center
         values[:] = whole
 
-    def _decided(self, bits: Array, place: int, offset: float, draw: int, block: int) -> int:
-        """The integer next to a noise and an offset, from as many more bits as that takes."""
+    def _rounded(self, offset: Array, place: tuple[int, ...]) -> Array:
+        """Returns the integers next to noise plus offset, in grid steps."""
+        n = len(offset)
+        pairs = (n + 1) // 2
+        bits = np.frombuffer(self.seed.stream("secure noise", *place, count=16 * pairs), dtype="<i8")
+        noise, unsure = _from_bits(bits)
+        noise, rounded = noise[:n], _thread.scratch[4, :n]
+        noise += offset
+        np.rint(noise, out=rounded)
+        noise -= rounded
+        if unsure.size or not (noise.min() >= _MARGIN - 0.5 and noise.max() <= 0.5 - _MARGIN):  # or NaN
+            near = np.flatnonzero(~(np.abs(noise) <= 0.5 - _MARGIN))
+            for i in {*near.tolist(), *unsure.tolist(), *(unsure + pairs).tolist()}:
+                if i < n:
+                    rounded[i] = self._decided(bits, i, float(offset[i]), place)
+        return rounded
+
+    def _decided(self, bits: Array, i: int, offset: float, place: tuple[int, ...]) -> int:
+        """Returns the integer next to a noise and an offset, from as many more bits as that takes."""
         pairs = len(bits) // 2
-        pair = place % pairs
+        pair = i % pairs
 
         def more(words: int) -> Array:
-            stream = self.seed.stream("secure noise, more", draw, block, pair, count=16 * words)
+            stream = self.seed.stream("secure noise, more", *place, pair, count=16 * words)
             return np.frombuffer(stream, dtype=">u8")
 
-        return decided(int(bits[pair]), int(bits[pairs + pair]), more, sine=place >= pairs, offset=offset)
+        return decided(int(bits[pair]), int(bits[pairs + pair]), more, sine=i >= pairs, offset=offset)
 
 
 def _flat(value: Value, like: Tensor) -> Array | float:

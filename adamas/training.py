@@ -15,8 +15,10 @@ from torch.utils.data import Dataset
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
 from adamas._collate import MOST_EXAMPLES, check_collate, together_and_alone
+from adamas._rule_state import check_fresh
 from adamas._state import unchanged
 from adamas._streams import Seed
+from adamas.accounting import Plan, Spending
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
@@ -216,6 +218,7 @@ def make_private(
             f"Expected sampling={sampling!r} under the relation of the data_ledger, "
             f"{data_ledger.relation.name}, but its relation is {sampler.relation.name}."
         )
+    check_fresh(rule)
     check_whole(model)
     check_parameters(model, rule)
     check_modules(model)
@@ -280,17 +283,20 @@ def make_private(
         loader=loader,
         noise=NOISES[noise](secret),
         engine=engine,
-        steps=total,
-        noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
-        budget=max_epsilon if epsilon is None else epsilon,
-        delta=delta,
-        accountant=accountant,
+        spending=Spending(
+            sampler,
+            Plan(total, noise_multiplier, _limit(epsilon, max_epsilon, raw)),
+            delta=delta,
+            accountant=accountant,
+            data_ledger=data_ledger,
+            ranks=ranks,
+            title=type(rule).__name__,
+        ),
         scheduler=scheduler,
         ema_model=ema,
         progress=progress if ranks is None or ranks.is_writer else False,
         raw=raw,
-        data_ledger=data_ledger,
         ranks=ranks,
     )
     if checkpoint is not None:
@@ -298,6 +304,11 @@ def make_private(
         if Path(checkpoint).exists():
             load(checkpoint, run)
     return run
+
+
+def _limit(epsilon: float | None, max_epsilon: float | None, raw: bool) -> float | None:
+    """Returns what a run may spend: with `raw` it is not private, and has no budget to keep."""
+    return None if raw else max_epsilon if epsilon is None else epsilon
 
 
 def _exactly_one(**values: object) -> None:

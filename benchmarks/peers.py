@@ -353,7 +353,7 @@ class AdamasStep(Method):
             noise_multiplier=self.sigma,
             expected_batch_size=self.batch,
             noise=self.noise,
-            record=lambda: None,
+            charge=lambda _: (),
         )
 
     def update(self):

@@ -50,7 +50,7 @@ class Contestant:
             noise_multiplier=1.0,
             expected_batch_size=len(self.batch[0]),
             noise=self.noise,
-            record=lambda: None,
+            charge=lambda _: (),
         )
         release.write_to(self.rule)
         self.rule.step()

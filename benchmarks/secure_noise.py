@@ -47,7 +47,7 @@ class Draw:
         if self.kind == BASE:
             self.noise.add_normal_(self.sums, 1.0)
         else:
-            self.noise.release_(self.sums, 1.0)
+            self.noise.round_(self.sums, 1.0)
 
 
 class Step:
@@ -73,7 +73,7 @@ class Step:
             noise_multiplier=1.0,
             expected_batch_size=len(self.batch[0]),
             noise=self.noise,
-            record=lambda: None,
+            charge=lambda _: (),
         )
         release.write_to(self.rule)
         self.rule.step()

@@ -383,7 +383,7 @@ def test_noise_variance_is_that_of_the_noise_for_each_coordinate():
     drawn = torch.stack(
         [
             privatize(
-                [], geometry, noise_multiplier=1.5, expected_batch_size=6, noise=noise, record=lambda: None
+                [], geometry, noise_multiplier=1.5, expected_batch_size=6, noise=noise, charge=lambda _: ()
             ).mean[p]
             for _ in range(4000)
         ]
@@ -559,7 +559,7 @@ def test_what_cannot_be_released_is_refused_before_it_is_recorded(z, batch_size,
             Geometry.ball([p], radius),
             z=z,
             batch_size=batch_size,
-            record=lambda: recorded.append(1),
+            charge=lambda _: recorded.append(1) or (),
         )
     assert not recorded
 

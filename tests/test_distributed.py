@@ -315,7 +315,7 @@ def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp
         if name not in ("releases", "variances"):
             np.testing.assert_array_equal(mine[4][name], value, err_msg=name)
             np.testing.assert_array_equal(other[4][name], value, err_msg=name)
-    (spending,) = ledger.spendings()
+    (spending,) = ledger.accounts()
     assert spending.id == first
     assert spending.finished
     assert sum(count for _, count in spending.entries) == 6

@@ -295,5 +295,5 @@ def test_no_clock_changes_a_result(monkeypatch, tmp_path):
     ledger = adamas.DataLedger.create(tmp_path / "l", epsilon=20.0, delta=1e-3, accountant="rdp")
     run = make_run(checkpoint=tmp_path / "run", checkpoint_every=2, data_ledger=ledger, progress=True)
     assert torch.equal(finish(run), expected)
-    (spending,) = ledger.spendings()
+    (spending,) = ledger.accounts()
     assert spending.entries == run.ledger.entries

@@ -450,7 +450,7 @@ def test_through_the_door_the_steps_are_those_of_the_paper(setup, seed):
             noise_multiplier=sigma,
             expected_batch_size=BATCH,
             noise=GivenNoise(torch.cat([drawn[p].flatten() for p in geometry.scale])),
-            record=lambda: None,
+            charge=lambda _: (),
         )
         assert_near(flat(params, release.mean), expected[t][1], f"release of step {t + 1}")
         release.write_to(rule)

@@ -315,15 +315,15 @@ def test_recording_comes_before_the_noise_and_stops_the_release():
     p = Parameter(torch.zeros(4))
     noise = GaussianNoise(0)
     draws = []
-    released(Geometry.ball([p]), noise=noise, record=lambda: draws.append(noise.draws))
+    released(Geometry.ball([p]), noise=noise, charge=lambda _: draws.append(noise.draws) or ())
     assert draws == [0]  # once, and nothing had been drawn
     assert noise.draws == 1
 
-    def refuse():
+    def refuse(_):
         raise RuntimeError("budget")
 
     with pytest.raises(RuntimeError, match="budget"):
-        released(Geometry.ball([p]), noise=noise, record=refuse)
+        released(Geometry.ball([p]), noise=noise, charge=refuse)
     assert noise.draws == 1
 
 

@@ -190,7 +190,7 @@ def test_weights_that_float32_cannot_hold_are_zero(dtype, batch_size):
             noise_multiplier=0.0,
             expected_batch_size=batch_size,
             noise=GaussianNoise(0),
-            record=lambda: None,
+            charge=lambda _: (),
         )
         length = float((released.mean[p].double() * batch_size).norm())
         assert length <= 1 + 1e-6

@@ -52,7 +52,7 @@ def released(geometry, *, noise=None, engines=(), noise_multiplier=1.3, batch=8.
         noise_multiplier=noise_multiplier,
         expected_batch_size=batch,
         noise=noise or fixed(0),
-        record=lambda: None,
+        charge=lambda _: (),
     )
 
 
@@ -71,7 +71,7 @@ def pmf_p_value(integers, std, mean):
 def test_on_a_coarse_grid_every_integer_has_its_chance_at_false_alarm_rate_1e_4(monkeypatch, offset):
     """4 grid steps a deviation. A deviation 2% off, half a step, a cut tail and double steps are rejected."""
     monkeypatch.setattr(secure_noise, "_STEPS", 4.0)
-    values = fixed(1).release_(torch.full((300_000,), offset / 4, dtype=torch.float64), std=1.0).numpy() * 4
+    values = fixed(1).round_(torch.full((300_000,), offset / 4, dtype=torch.float64), std=1.0).numpy() * 4
     integers = np.rint(values)
     assert (values == integers).all()
     assert pmf_p_value(integers, 4.0, offset) > ALPHA
@@ -253,9 +253,9 @@ def test_a_radius_whose_bits_are_all_0_waits_for_more():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_decimal_arithmetic_alone_makes_the_same_release(monkeypatch, dtype):
     x = torch.randn(300, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 50
-    fast = fixed(6).release_(x.clone(), std=1.3)
+    fast = fixed(6).round_(x.clone(), std=1.3)
     monkeypatch.setattr(secure_noise, "_MARGIN", 0.5)  # float64 is trusted with nothing
-    assert torch.equal(fixed(6).release_(x.clone(), std=1.3), fast)
+    assert torch.equal(fixed(6).round_(x.clone(), std=1.3), fast)
 
 
 def integers_of(noise, draw, x, step):
@@ -275,7 +275,7 @@ def test_a_release_is_the_rounded_sum_of_value_and_noise(dtype):
     x = torch.randn(201, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 1e3
     noise, step = fixed(7), 0.37 / _STEPS
     right, _ = integers_of(noise, 0, x, step)
-    out = noise.release_(x.clone(), std=0.37)
+    out = noise.round_(x.clone(), std=0.37)
     assert torch.equal(out, torch.tensor([k * step for k in right], dtype=torch.float64).to(dtype))
 
 
@@ -287,7 +287,7 @@ def test_sums_next_to_a_middle_are_rounded_as_real_numbers_are():
     x = (0.5 - torch.tensor(rest, dtype=torch.float64) + aside) * step
     right, places = integers_of(noise, 0, x, step)
     assert np.allclose(places, 0.5, atol=1e-10, rtol=0)
-    assert noise.release_(x.clone(), std=1.0).tolist() == [k * step for k in right]
+    assert noise.round_(x.clone(), std=1.0).tolist() == [k * step for k in right]
 
 
 def test_the_users_decimal_context_does_not_matter():
@@ -331,7 +331,7 @@ def worlds():
     naive, secure = GaussianNoise(0), fixed(8)
     return {
         "naive": [naive.add_normal_(torch.full((n,), value), 1.0) for value in (0.0, 1.0)],
-        "secure": [secure.release_(torch.full((n,), value), 1.0) for value in (0.0, 1.0)],
+        "secure": [secure.round_(torch.full((n,), value), 1.0) for value in (0.0, 1.0)],
     }
 
 
@@ -369,7 +369,7 @@ def test_the_attack_on_the_support_tells_values_apart_against_the_default_noise_
         x, y = pairs[:, 0], pairs[:, 1]
         assert share_that_fits(x - value, y - value) > 0.8
         assert share_that_fits(x - (1 - value), y - (1 - value)) < 0.35
-        pairs = fixed(9).release_(torch.full((n,), value), 1.0).view(-1, 2, _BLOCK // 2)
+        pairs = fixed(9).round_(torch.full((n,), value), 1.0).view(-1, 2, _BLOCK // 2)
         x, y = pairs[:, 0], pairs[:, 1]
         for guess in (0.0, 1.0):
             assert 0.05 < share_that_fits(x - guess, y - guess) < 0.35
@@ -379,7 +379,7 @@ def test_the_attack_on_the_support_tells_values_apart_against_the_default_noise_
 def test_low_bits_are_uniform_whatever_the_value_at_false_alarm_rate_1e_4(value):
     """The grid steps modulo 64. A quarter of a percent of even numbers too much is rejected."""
     n = 1_000_000
-    out = fixed(10).release_(torch.full((n,), value, dtype=torch.float64), 1.0).numpy() * _STEPS
+    out = fixed(10).round_(torch.full((n,), value, dtype=torch.float64), 1.0).numpy() * _STEPS
     steps = np.rint(out).astype(np.int64)
     assert (out == steps).all()
     assert stats.chisquare(np.bincount(steps % 64, minlength=64)).pvalue > ALPHA
@@ -395,7 +395,7 @@ def test_a_zero_has_no_sign():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secure_noise, "_from_bits", no_noise)
-        out = fixed(0).release_(torch.full((10,), -0.2 / _STEPS, dtype=torch.float64), 1.0)
+        out = fixed(0).round_(torch.full((10,), -0.2 / _STEPS, dtype=torch.float64), 1.0)
     assert (out == 0).all()
     assert not torch.signbit(out).any()
 
@@ -514,7 +514,7 @@ def test_without_noise_nothing_is_drawn():
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (), (2, 3, 4), (_BLOCK + 1,)])
 def test_every_shape_is_released_in_place(shape):
     out = torch.full(shape, 3.0)
-    assert fixed(0).release_(out, 0.1) is out
+    assert fixed(0).round_(out, 0.1) is out
     assert not out.numel() or ((out - 3).abs() < 0.1 * 7).all()
 
 

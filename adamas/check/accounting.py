@@ -32,7 +32,7 @@ def releases_recorded(replay: Replay) -> Outcome:
             f"releases without noise, and an {'infinite' if endless else 'finite'} epsilon"
         )
     done, z = run.steps_done, run.noise_multiplier
-    budget, run.budget = run.budget, None
+    budget = run.budget
     release_of(run, [], done - 1)  # a second one on the last batch joins its event
     spent, direct = run.epsilon(), _composed(run, z, done, twice=True)
     seen = (

@@ -74,13 +74,11 @@ class Replay:
         self._make_run = make_run
         self._examples = examples
 
-    def fresh(self, *, budget: bool = True) -> PrivateRun:
-        """A run of its own; without `budget` it may release more than was planned."""
+    def fresh(self) -> PrivateRun:
+        """Returns a run of its own, which may release more than was planned."""
         run = fresh_run(self._make_run)
         if type(run.loader.dataset) is not TensorDataset:
             run.loader.dataset = _Kept(run.loader.dataset)
-        if not budget:
-            run.budget = None
         return run
 
     @cached_property
@@ -91,12 +89,12 @@ class Replay:
     @cached_property
     def door(self) -> PrivateRun:
         """A run for those who release, and update nothing."""
-        return self.fresh(budget=False)
+        return self.fresh()
 
     @cached_property
     def later(self) -> PrivateRun:
         """The same after `STEPS` steps, or as many as the run has."""
-        run = self.fresh(budget=False)
+        run = self.fresh()
         for _ in islice(run, STEPS):
             pass
         return run

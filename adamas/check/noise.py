@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from adamas._replay import Silent, examples_of, release_of, run_geometry, whitened_sums
+from adamas._replay import examples_of, release_of, run_geometry, silenced, whitened_sums
 from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import gradients
 from adamas.engines import trainable_parameters
@@ -72,7 +72,7 @@ def _residuals(run: PrivateRun, indices: Sequence[int]) -> dict[Tensor, Tensor]:
     geometry, noise, step = run_geometry(run), run.noise, run.steps_done
     d = sum(p.numel() for p in geometry.scale)
     repeats = max(2, min(max(_LEAST_REPEATS, -(-_LEAST_VALUES // d)), _MOST_VALUES // d))
-    run.noise = Silent(noise.seed)
+    run.noise = silenced(noise)
     base = whitened_sums(run, release_of(run, indices, step), geometry)
     run.noise = noise
     rows: dict[Tensor, list[Tensor]] = {p: [] for p in base}

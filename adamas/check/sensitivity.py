@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from adamas._nests import map_tensors
-from adamas._replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas._replay import grid_step, joined, release_of, run_geometry, silenced, whitened_sums
 from adamas._streams import global_randomness
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
@@ -72,7 +72,7 @@ def large_example(replay: Replay) -> Outcome:
 
 def empty_batch(replay: Replay) -> Outcome:
     """Releases an empty batch, and steps on it."""
-    run = replay.fresh(budget=False)
+    run = replay.fresh()
     geometry = run_geometry(run)
     release = release_of(run, [], 0)
     if recorded_events(run) != 1:
@@ -140,7 +140,8 @@ def _rounding(run: PrivateRun, examples: int) -> float:
     geometry = run_geometry(run)
     centre = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
     rounded = (1e3 + 4 * examples) * _coarsest(run)
-    return float(min(0.1, rounded) + 1e-7 * run.loader.sampler.batch_size * centre)
+    grid = grid_step(run) * math.sqrt(sum(p.numel() for p in geometry.scale))  # of which half is each sum's
+    return float(min(0.1, rounded) + 1e-7 * run.loader.sampler.batch_size * centre + grid)
 
 
 def _coarsest(run: PrivateRun) -> float:
@@ -162,7 +163,7 @@ def _with_factors(loss: Loss) -> Loss:
 @contextmanager
 def _without_noise(run: PrivateRun) -> Iterator[None]:
     noise, loader, loss = run.noise, run.loader, run.loss
-    run.noise = Silent(noise.seed)
+    run.noise = silenced(noise)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ _RELEASES = 4
 
 def state(replay: Replay) -> Outcome:
     """Makes forwards and releases without a step, on several sizes, and compares all tensors bit by bit."""
-    run, batch = replay.fresh(budget=False), replay.batch
+    run, batch = replay.fresh(), replay.batch
     before, snapshot = _registered(run.model), Snapshot(run.model, run.loss, whole=True)
     count = len(batch.places)
     for size in [*(size for size in _SIZES if size < count), count]:

@@ -139,7 +139,7 @@ def show(path: LedgerPath, as_json: Json = False) -> None:
     from adamas.data_ledger import DataLedger
 
     found = DataLedger(path)
-    spendings = found.spendings()
+    accounts = found.accounts()
     spent = found.epsilon()
     if as_json:
         print_json(
@@ -149,7 +149,7 @@ def show(path: LedgerPath, as_json: Json = False) -> None:
                 "delta": found.delta,
                 "accountant": found.accountant,
                 "runs": [
-                    asdict(one) | {"entries": [[str(e), n] for e, n in one.entries]} for one in spendings
+                    asdict(one) | {"entries": [[str(e), n] for e, n in one.entries]} for one in accounts
                 ],
             }
         )
@@ -161,11 +161,11 @@ def show(path: LedgerPath, as_json: Json = False) -> None:
             shown_bound(found.epsilon_of(one)),
             one.title,
         ]
-        for one in spendings
+        for one in accounts
     ]
     if rows:
         print_rows(["run", "", "epsilon", "what"], rows)
     print(
         f"spent           {shown_bound(spent)} of {found.budget:g}  (delta {found.delta:g}, "
-        f"{found.accountant}, {len(spendings)} runs together)"
+        f"{found.accountant}, {len(accounts)} runs together)"
     )

@@ -301,9 +301,14 @@ class Server:
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=self.expected,
             noise=self._noise,
-            record=lambda: self.ledger.record_release(self._sampler, number, self.noise_multiplier),
+            charge=lambda _: self._charged(number),
         )
         return {name: release.mean[p] for name, p in params.items()}
+
+    def _charged(self, number: int) -> tuple[int, ...]:
+        """Records the release of a round, whose noise needs no key: a round is never made twice."""
+        self.ledger.record_release(self._sampler, number, self.noise_multiplier)
+        return ()
 
     def _reason_against(self, update: Records) -> str:
         """Why an update cannot be used; empty if it can."""

@@ -1,0 +1,455 @@
+"""The owner of what a run spends: plan, ledger, budget, reservations and journals.
+
+`Spending.charge` is the only way to a release. It does these things in this order, and if one of them raises,
+nothing is released:
+
+    plan      the release is one that was planned, and the budget pays for it
+    reserve   the data set's ledger has it on disk
+    journal   the journals beside the run's checkpoints have it on disk
+    record    the ledger has it
+
+**Keys.** With a given seed, the noise of a release is a function of the seed and of a draw counter. A run
+that continues a checkpoint comes to draws that were made before it died. `charge` compares what it is about
+to release with the journal: if it is the same to the last bit, it is the same release, and costs nothing; if
+it is not, it gets a key of its own, and is charged. So does a release whose multiplier `extend` has changed.
+"""
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import dp_accounting
+
+from adamas import _validate, calibrate
+from adamas._words import bound
+from adamas.budget import Budget, Entries
+from adamas.data_ledger import DataLedger
+from adamas.distributed import Ranks, told_by_writer, write_once
+from adamas.errors import BudgetError
+from adamas.journal import Journal, Release
+from adamas.ledger import Ledger, entries_of
+from adamas.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may release; `Spending.extend` makes a new one.
+
+    Attributes:
+        steps: Steps of the whole run.
+        noise_multiplier: The multiplier of the releases to come.
+        budget: The epsilon that may be spent at most; None for no limit.
+    """
+
+    steps: int
+    noise_multiplier: float
+    budget: float | None = None
+
+
+class Spending:
+    """What a run may release, has released, and has reserved.
+
+    Args:
+        sampler: How the batches of the releases are drawn.
+        plan: Steps, noise and budget. The budget must pay for the plan.
+        delta: The delta of the guarantee.
+        accountant: A name in `ACCOUNTANTS`.
+        data_ledger: Where the run reserves what it plans to release; None for nowhere.
+        ranks: The processes of a data-parallel run, of which one writes.
+        title: What the data set's ledger calls the run.
+        enforced: Whether plan and budget hold. False for replays, whose releases nobody sees.
+
+    Attributes:
+        ledger: The releases, as events.
+        steps_done: Steps whose release was made.
+        journals: Where releases are written ahead.
+
+    Example:
+        >>> from adamas.sampling import Poisson
+        >>> spending = Spending(Poisson(100, 10), Plan(2, 1.0), delta=1e-5, accountant="rdp")
+        >>> for step in range(2):
+        ...     _ = spending.charge(step, [1.0])
+        >>> [count for _, count in spending.ledger.entries]
+        [2]
+        >>> spending.charge(2, [1.0])
+        Traceback (most recent call last):
+        adamas.errors.BudgetError: Step 3 is beyond the 2 steps of the plan. Give the run more by run.extend.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        plan: Plan,
+        *,
+        delta: float,
+        accountant: str,
+        data_ledger: DataLedger | None = None,
+        ranks: Ranks | None = None,
+        title: str = "",
+        enforced: bool = True,
+    ) -> None:
+        self.title, self._enforced = title, enforced
+        self.sampler, self.delta, self.accountant = sampler, delta, accountant
+        self.data_ledger = data_ledger
+        self.ledger = Ledger(sampler.relation)
+        self.steps_done = 0
+        self.journals: list[Journal] = []
+        self._plan, self._first_multiplier = plan, plan.noise_multiplier
+        self._ranks = ranks
+        self._process = os.getpid()
+        # What a run that died has released from the checkpoint on; and what of it is not in the ledger yet.
+        self._made_before: list[Release] = []
+        self._to_record: list[Release] = []
+        self._promised: Entries = [(self._usual(), self._units(plan.steps))]  # the budget pays for these
+        self._limit: Budget | None = None
+        # The account in the data set's ledger, what it has, and what earlier accounts of the run have. The
+        # last of these, and what came before it, are looked at when this run first reserves something.
+        self._account: str | None = None
+        self._reserved: Mapping[str, int] = {}
+        self._paid_before: Entries = []
+        self._continued: tuple[str, Entries] | None = None
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What may be released."""
+        return self._plan
+
+    def complete(self) -> Ledger:
+        """Returns the ledger with what a run that died released at steps that are still to come."""
+        if not self._to_record:
+            return self.ledger
+        ledger = self.ledger.copy()
+        for release in self._to_record:
+            ledger.record_release(self.sampler, release.step, release.noise_multiplier)
+        return ledger
+
+    def epsilon(self, accountant: str | None = None) -> float:
+        """Returns the epsilon spent so far."""
+        return self.complete().epsilon(self.delta, accountant or self.accountant)
+
+    def rehearsal(self) -> "Spending":
+        """Returns the spending of a replay: with the same plan, which nobody enforces, and without files."""
+        return Spending(
+            self.sampler,
+            self._plan,
+            delta=self.delta,
+            accountant=self.accountant,
+            ranks=self._ranks,
+            enforced=False,
+        )
+
+    # --- charging -------------------------------------------------------------------------------------
+
+    def check(self, step: int) -> None:
+        """Raises `BudgetError` if a release on the batch of a step is not planned or not paid for."""
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "This run was made in another process: a fork would repeat its noise, and spend what its "
+                "ledger does not know. Call make_private in the process that trains."
+            )
+        if not self._enforced:
+            return
+        if step >= self._plan.steps:
+            raise BudgetError(
+                f"Step {step + 1} is beyond the {self._plan.steps} steps of the plan. Give the run more by "
+                "run.extend."
+            )
+        release = Release(step, self._plan.noise_multiplier)
+        again = [made for made in self._made_before if made[:2] == release[:2]]  # which would cost nothing
+        self._check_paid(again[:1] or [release])
+
+    def _check_paid(self, releases: Sequence[Release]) -> None:
+        if self._plan.budget is None or not self._enforced:
+            return
+        entries = self._after(releases)
+        if not _within(_counted(entries), _counted(self._promised)):
+            step = releases[0].step
+            self._budget().require(entries, self._usual(), ahead=self._units_after(step))
+
+    def charge(
+        self, step: int, multipliers: Sequence[float], identify: Callable[[], bytes] = bytes
+    ) -> tuple[int, ...]:
+        """Charges releases on the batch of a step, and returns the key of their noise.
+
+        Args:
+            step: The step.
+            multipliers: Of each release. The first one draws the noise.
+            identify: Names the release; see `Noise.identify`. It is called where there is a journal.
+        """
+        self.check(step)
+        if any(z not in (self._plan.noise_multiplier, 0.0) for z in multipliers):
+            raise ValueError(f"Expected releases with the noise multiplier of the plan, got {multipliers!r}.")
+        identity = identify() if self.journals or self._made_before else b""
+        releases = [self._attempted(Release(step, z, identity)) for z in multipliers]
+        if self._made_before:
+            self._check_paid(releases)
+        if self.data_ledger is not None:
+            self._reserve(releases)
+        new = [release for release in releases if release not in self._made_before]
+        if new and self.journals:
+            write_once(self._ranks, lambda: self._write(new))
+        self._record_in(self.ledger, releases)
+        self._to_record = [release for release in self._to_record if release.step > step]
+        self.steps_done = max(self.steps_done, step + 1)
+        first = releases[0]
+        if first.attempt == 0 and first.noise_multiplier == self._first_multiplier:
+            return ()
+        return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier))
+
+    def _attempted(self, release: Release) -> Release:
+        """Returns the release with the attempt that it is: one that was made before, or a new one."""
+        before = [made for made in self._made_before if made.step == release.step]
+        for made in before:
+            if release.repeats(made):
+                return made
+        return release._replace(attempt=1 + max((made.attempt for made in before), default=-1))
+
+    def _write(self, releases: list[Release]) -> None:
+        for journal in self.journals:
+            journal.append(releases)
+
+    def _record_in(self, ledger: Ledger, releases: Sequence[Release]) -> None:
+        """Records releases, and before them what a run that died has released up to their step."""
+        step = releases[0].step
+        for due in self._to_record:
+            if due.step <= step:
+                ledger.record_release(self.sampler, due.step, due.noise_multiplier)
+        for release in releases:
+            if release not in self._made_before:
+                ledger.record_release(self.sampler, step, release.noise_multiplier)
+
+    def _after(self, releases: Sequence[Release]) -> Entries:
+        """Returns the events that there would be after these releases."""
+        planned = self.ledger.copy()
+        self._record_in(planned, releases)
+        return planned.entries
+
+    # --- the plan -------------------------------------------------------------------------------------
+
+    def extend(self, *, steps: int, epsilon: float | None, noise_multiplier: float | None) -> None:
+        """Plans more steps: see `PrivateRun.extend`."""
+        _validate.count(steps=steps)
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
+        if noise_multiplier is None:
+            assert epsilon is not None
+            _validate.positive(epsilon=epsilon)
+            noise_multiplier = self._noise_multiplier_for(steps, epsilon)
+        else:
+            _validate.non_negative(noise_multiplier=noise_multiplier)
+        self._plan = Plan(self.steps_done + steps, noise_multiplier, epsilon)
+        self._promised = [*self.complete().entries, (self._usual(), self._units(steps))]
+
+    def _noise_multiplier_for(self, steps: int, epsilon: float) -> float:
+        """Returns the least noise with which more steps keep a budget for everything together."""
+        ledger = self.complete()
+        spent = ledger.epsilon(self.delta, self.accountant)
+        if spent >= epsilon:
+            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {bound(spent)}.")
+        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in ledger.entries]
+        return calibrate.noise_multiplier_for(
+            lambda z: dp_accounting.ComposedDpEvent([*before, self.sampler.plan(z, steps)]),
+            epsilon=epsilon,
+            delta=self.delta,
+            accountant=self.accountant,
+            relation=self.ledger.relation,
+        )
+
+    def _shorten(self) -> None:
+        """Plans as many steps as the budget still pays for."""
+        if self._plan.budget is None or self.steps_done >= self._plan.steps:
+            return
+        wanted = self._units_after(self.steps_done - 1)
+        units = self._budget().most(self._usual(), wanted, others=self.complete().entries)
+        self._keep_units(self.steps_done - 1, units, wanted)
+
+    def _keep_units(self, step: int, units: int, wanted: int) -> None:
+        """Plans only so many of the wanted units after a step."""
+        if units < wanted:
+            last = self._units(step + 1) + units if step >= 0 else units
+            steps = sum(self.sampler.unit(i) < last for i in range(self._plan.steps))
+            self._plan = replace(self._plan, steps=max(steps, step + 1))
+
+    def _usual(self) -> dp_accounting.DpEvent:
+        return self.sampler.event({0: [self._plan.noise_multiplier]})
+
+    def _units(self, steps: int) -> int:
+        return self.sampler.unit(steps - 1) + 1
+
+    def _units_after(self, step: int) -> int:
+        """Returns how many accounting units are planned after that of a step; -1 for before the first."""
+        return self._units(self._plan.steps) - (self._units(step + 1) if step >= 0 else 0)
+
+    def _budget(self) -> Budget:
+        assert self._plan.budget is not None
+        if self._limit is None or self._limit.epsilon != self._plan.budget:
+            self._limit = Budget(self._plan.budget, self.delta, self.accountant, self.ledger.relation)
+        return self._limit
+
+    # --- the data set's ledger ------------------------------------------------------------------------
+
+    def _reserve(self, releases: Sequence[Release]) -> None:
+        """Makes sure that the data set's ledger has these releases, and all that are planned after them."""
+        self._continue_account()
+        step = releases[0].step
+        now = self._after(releases)
+        own = _without(now, self._paid_before)
+        if _within(_counted(own), self._reserved):
+            return
+        wanted = self._units_after(step)
+        granted = self._agreed(lambda: self._reserve_on_disk(own, wanted))
+        self._keep_units(step, granted, wanted)
+        self._reserved = _counted([*own, (self._usual(), granted)])
+
+    def _reserve_on_disk(self, own: Entries, wanted: int) -> int:
+        """Reserves, and returns how many units more than the own entries there are."""
+        assert self.data_ledger is not None
+        account = self._account or uuid4().hex
+        granted = self.data_ledger.reserve(
+            account,
+            own,
+            ahead=(self._usual(), wanted),
+            at_least=0 if self._paid_before else wanted,
+            title=f"{self.title}, {self._plan.steps} steps, multiplier {self._plan.noise_multiplier:g}",
+            journal=self._journal_place(),
+        )
+        self._account = account
+        return granted
+
+    def _continue_account(self) -> None:
+        """Finds out, once, what the data set's ledger has of the run that this one continues."""
+        if self._continued is None or self.data_ledger is None:
+            return
+        ledger, (account, before) = self.data_ledger, self._continued
+        known = self.complete().entries
+        journal = self._journal_place() if any(journal.locked for journal in self.journals) else None
+
+        def settle() -> int:
+            if not ledger.has(account):
+                return 0
+            if journal is not None and ledger.journal_of(account) == journal:
+                # Its process has ended, or this one could not hold the journal, which says all it released.
+                ledger.settle(account, _without(known, before))
+            return 1
+
+        self._paid_before = known if self._agreed(settle) else []
+        self._continued = None
+
+    def close(self) -> None:
+        """Gives back what is reserved in the data set's ledger and was not released."""
+        if self.data_ledger is None:
+            return
+        self._continue_account()
+        if not self._reserved:
+            return
+        ledger, own = self.data_ledger, _without(self.complete().entries, self._paid_before)
+        write_once(self._ranks, lambda: ledger.settle(str(self._account), own))
+        self._reserved = {}
+
+    def use_journals(self, journals: Sequence[Journal]) -> None:
+        """Writes releases ahead to these journals from now on."""
+        before, self.journals = self._journal_place(), list(journals)
+        if self.data_ledger is not None and self._account is not None and self._journal_place() != before:
+            ledger, account, place = self.data_ledger, self._account, self._journal_place()
+            ledger.set_journal(account, place)
+
+    def _journal_place(self) -> str | None:
+        return str(self.journals[0].path.resolve()) if self.journals else None
+
+    def _agreed(self, ask: Callable[[], int]) -> int:
+        """Returns what the writing rank found out."""
+        return int(told_by_writer(self._ranks, lambda: str(ask()).encode()))
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def recover(self, parts: Sequence[Sequence[Release]], *, repeatable: bool) -> None:
+        """Takes over what was released after the run was saved.
+
+        Args:
+            parts: The releases of each process that died.
+            repeatable: Whether batches and noise are the same again: then a release is compared with those
+                that were made before, when its step comes. Otherwise all are recorded at once, beside those
+                that this run will make.
+        """
+        if repeatable:
+            lost = [release for part in parts for release in part]
+            self._made_before = sorted([*self._made_before, *lost], key=lambda release: release.step)
+            self._to_record = sorted([*self._to_record, *lost], key=lambda release: release.step)
+        else:
+            for part in parts:
+                self._record_lost(part)
+        if any(parts):
+            self._shorten()
+
+    def _record_lost(self, releases: Iterable[Release]) -> None:
+        """Records what one process has released on batches that nobody draws again."""
+        units: dict[int, dict[int, list[float]]] = {}
+        for release in releases:
+            if release.step < self.steps_done:  # another release on the last batch of the checkpoint
+                self.ledger.record_release(self.sampler, release.step, release.noise_multiplier)
+            else:
+                unit = units.setdefault(self.sampler.unit(release.step), {})
+                unit.setdefault(release.step, []).append(release.noise_multiplier)
+        for unit in units.values():
+            self.ledger.record(self.sampler.event(unit))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that a run which continues this one must know, as plain data."""
+        account, before = self._account, self._paid_before
+        if account is None and self._continued is not None:
+            account, before = self._continued
+        made = [release for release in self._made_before if release.step >= self.steps_done]
+        return {
+            "plan": [self._plan.steps, self._plan.noise_multiplier, self._plan.budget],
+            "promised": self._plain_entries(self._promised),
+            "steps_done": self.steps_done,
+            "ledger": self.ledger.state_dict(),
+            "made_before": [release.plain() for release in made],
+            "to_record": [release.plain() for release in self._to_record],
+            "account": account,
+            "paid_before": self._plain_entries(before),
+        }
+
+    def _plain_entries(self, entries: Entries) -> dict[str, Any]:
+        return Ledger.of(entries, self.ledger.relation).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues what `state_dict` returned."""
+        self.ledger.load_state_dict(state["ledger"], self.sampler)
+        self.steps_done = state["steps_done"]
+        self._plan = Plan(*state["plan"])
+        self._made_before = [Release.of(value) for value in state["made_before"]]
+        self._to_record = [Release.of(value) for value in state["to_record"]]
+        self._promised = entries_of(state["promised"])
+        before = entries_of(state["paid_before"])
+        self._continued = None if state["account"] is None else (state["account"], before)
+
+
+def _counted(entries: Entries) -> Counter[str]:
+    """Returns how many there are of each event."""
+    counts: Counter[str] = Counter()
+    for event, count in entries:
+        counts[repr(event)] += count
+    return counts
+
+
+def _within(some: Mapping[str, int], others: Mapping[str, int]) -> bool:
+    return all(count <= others.get(event, 0) for event, count in some.items())
+
+
+def _without(entries: Entries, others: Entries) -> Entries:
+    """Returns the events that are not among the others."""
+    left = _counted(others)
+    result = []
+    for event, count in entries:
+        common = min(count, left[repr(event)])
+        left[repr(event)] -= common
+        if count > common:
+            result.append((event, count - common))
+    return result
