@@ -14,7 +14,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,14 @@ class Account:
         title: What the run says of itself.
         entries: Its events, with counts: released, or reserved if it has not finished.
         finished: Whether it has given back what it did not release.
+        journal: Where its run writes releases ahead; None for nowhere.
     """
 
     id: str
     title: str
     entries: Entries
     finished: bool
+    journal: str | None = None
 
 
 class DataLedger:
@@ -73,7 +75,7 @@ class DataLedger:
         >>> event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     ledger = DataLedger.create(f"{folder}/data.ledger", epsilon=3.0, delta=1e-5)
-        ...     ledger.reserve("a", [(event, 1000)], title="the first run")
+        ...     _ = ledger.reserve("a", [(event, 1000)], title="the first run")
         ...     round(ledger.epsilon(), 3), round(ledger.noise_multiplier(sampling_rate=0.01, steps=500), 3)
         (1.828, 0.789)
     """
@@ -180,7 +182,7 @@ class DataLedger:
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )
-            _write(database, Account(account, title, planned(granted), False), journal, self.relation)
+            _write(database, Account(account, title, planned(granted), False, journal), self.relation)
         return granted
 
     def settle(self, account: str, entries: Entries) -> None:
@@ -189,28 +191,18 @@ class DataLedger:
             old = next((one for one in _accounts(database) if one.id == account), None)
             if old is None:
                 raise ValueError(f"Expected an account of {self.path}, got account={account!r}.")
-            _write(
-                database,
-                Account(account, old.title, entries, True),
-                _journal(database, account),
-                self.relation,
-            )
+            _write(database, replace(old, entries=entries, finished=True), self.relation)
 
-    def has(self, account: str) -> bool:
-        """Tells whether there is such an account."""
-        return any(one.id == account for one in self.accounts())
-
-    def journal_of(self, account: str) -> str | None:
-        """Returns where the run of an account writes its releases ahead."""
-        with self._transaction() as database:
-            return _journal(database, account)
+    def account(self, account: str) -> Account | None:
+        """Returns an account, or None if it has reserved nothing."""
+        return next((one for one in self.accounts() if one.id == account), None)
 
     def set_journal(self, account: str, journal: str | None) -> None:
         """Writes down where the run of an account writes its releases ahead from now on."""
         with self._transaction() as database:
             for one in _accounts(database):
                 if one.id == account:
-                    _write(database, one, journal, self.relation)
+                    _write(database, replace(one, journal=journal), self.relation)
 
     def accounts(self) -> list[Account]:
         """Returns what each account has, in the order of their first reservations."""
@@ -275,6 +267,8 @@ class DataLedger:
                 raise
             database.execute("COMMIT")
         except sqlite3.OperationalError as error:
+            if "no such" in str(error):
+                raise ValueError(self._damaged(str(error))) from error
             raise OSError(f"Cannot use the ledger {self.path}: {error}. Nothing was reserved.") from error
         except sqlite3.DatabaseError as error:
             raise ValueError(self._damaged(str(error))) from error
@@ -296,16 +290,14 @@ def _accounts(database: sqlite3.Connection) -> list[Account]:
     if len(rows) != _budget(database)[-1] or any(_digest(row) != digest for *row, digest in rows):
         raise ValueError(_DAMAGED)
     return [
-        Account(account, title, entries_of(json.loads(text)), bool(finished))
-        for account, title, text, finished, *_ in rows
+        Account(account, title, entries_of(json.loads(text)), bool(finished), journal)
+        for account, title, text, finished, journal, _ in rows
     ]
 
 
-def _write(
-    database: sqlite3.Connection, account: Account, journal: str | None, relation: NeighboringRelation
-) -> None:
+def _write(database: sqlite3.Connection, account: Account, relation: NeighboringRelation) -> None:
     text = json.dumps(Ledger.of(account.entries, relation).state_dict())
-    row = [account.id, account.title, text, int(account.finished), journal]
+    row = [account.id, account.title, text, int(account.finished), account.journal]
     database.execute(
         "INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "title = excluded.title, entries = excluded.entries, finished = excluded.finished, "
@@ -323,11 +315,6 @@ def _budget(database: sqlite3.Connection) -> list[Any]:
     if len(rows) != 1 or _digest(list(rows[0][:-1])) != rows[0][-1]:
         raise ValueError(_DAMAGED)
     return list(rows[0][:-1])
-
-
-def _journal(database: sqlite3.Connection, account: str) -> str | None:
-    row = database.execute("SELECT journal FROM accounts WHERE id = ?", (account,)).fetchone()
-    return None if row is None else row[0]
 
 
 def _digest(row: list[Any]) -> str:

@@ -14,11 +14,11 @@ While a run is alive it holds a lock on its journal, so that no other process co
 
 import hashlib
 import os
-import secrets
 import struct
 import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from adamas._files import folder_to_disk, lock_file
 
@@ -110,7 +110,7 @@ class Journal:
         self._check_owner()
         if self._handle is None and self.path.exists():
             os.close(_open_locked(self.path))  # nobody else is using it
-        value = secrets.token_bytes(_TOKEN_BYTES) if token is None else bytes.fromhex(token)
+        value = uuid4().bytes if token is None else bytes.fromhex(token)
         start = _MAGIC + value
         digest = _chained(b"", start)
         temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")

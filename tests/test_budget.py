@@ -187,9 +187,11 @@ def test_a_run_that_dies_and_goes_on_spends_once(ledger, tmp_path):
     stopped(run, 3)
     resumed = adamas.load(file, make_run(data_ledger=ledger))
     finish(resumed)
-    (spending,) = ledger.accounts()
-    assert spending.entries == resumed.ledger.entries
-    assert sum(count for _, count in spending.entries) == 6
+    died, went_on = ledger.accounts()
+    assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [3, 3]
+    assert died.finished
+    assert went_on.finished
+    assert ledger.epsilon() == pytest.approx(cost(*resumed.ledger.entries, delta=1e-3))
 
 
 def test_a_run_that_died_goes_on_within_a_budget_that_pays_for_it_once(tmp_path):

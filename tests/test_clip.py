@@ -346,7 +346,7 @@ def release(
     z: float = 0.0,
     batch_size: float = 10,
     seed: int = 0,
-    record: Callable[[], None] = lambda: None,
+    charge: Callable[..., tuple[int, ...]] = lambda _: (),
 ) -> PrivateGradient:
     return privatize(
         engines,
@@ -354,7 +354,7 @@ def release(
         noise_multiplier=z,
         expected_batch_size=batch_size,
         noise=GaussianNoise(seed),
-        record=record,
+        charge=charge,
     )
 
 
@@ -453,11 +453,12 @@ def test_recording_happens_once_after_the_data_and_before_the_noise():
             events.append(f"micro-batch {i}")
             yield Stacked({p: rows([1.0, 1.0]), q: torch.ones(1, 2)}), 0
 
-    def record() -> None:
+    def charge(_: object) -> tuple[int, ...]:
         events.append(f"recorded after {noise.draws} draws")
+        return ()
 
     geometry = Geometry.ball([p, q], 1.0)
-    privatize(engines(), geometry, noise_multiplier=1.0, expected_batch_size=2, noise=noise, record=record)
+    privatize(engines(), geometry, noise_multiplier=1.0, expected_batch_size=2, noise=noise, charge=charge)
     assert events == ["micro-batch 0", "micro-batch 1", "recorded after 0 draws"]
     assert noise.draws > 0
 
@@ -466,7 +467,7 @@ def test_if_recording_fails_nothing_is_drawn_or_released():
     p = parameter(2)
     noise = GaussianNoise(0)
 
-    def record() -> None:
+    def charge(_: object) -> tuple[int, ...]:
         raise OSError("the ledger's disk is full")
 
     with pytest.raises(OSError, match="disk"):
@@ -476,7 +477,7 @@ def test_if_recording_fails_nothing_is_drawn_or_released():
             noise_multiplier=1.0,
             expected_batch_size=2,
             noise=noise,
-            record=record,
+            charge=charge,
         )
     assert noise.draws == 0
     assert p.grad is None
@@ -622,7 +623,7 @@ def test_the_magnitudes_of_the_sum_are_released_before_the_noise():
     arguments = {
         "noise_multiplier": 0.5,
         "expected_batch_size": 2,
-        "record": lambda: None,
+        "charge": lambda _: (),
     }
     ball = Geometry.ball([p])
     drawn = GaussianNoise(3).normal_(torch.empty(2, dtype=torch.float64), 0.25)

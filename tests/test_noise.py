@@ -23,14 +23,14 @@ from adamas.privatize import privatize
 ALPHA = 1e-4
 
 
-def released(geometry, *, seed=0, noise=None, engines=(), noise_multiplier=1.3, batch=8.0, record=None):
+def released(geometry, *, seed=0, noise=None, engines=(), noise_multiplier=1.3, batch=8.0, charge=None):
     return privatize(
         engines,
         geometry,
         noise_multiplier=noise_multiplier,
         expected_batch_size=batch,
         noise=noise or GaussianNoise(seed),
-        record=record or (lambda: None),
+        charge=charge or (lambda _: ()),
     )
 
 

@@ -262,7 +262,9 @@ def integers_of(noise, draw, x, step):
     """What the first block of a draw must round to, by mpmath."""
     n = len(x)
     pairs = (n + 1) // 2
-    bits = np.frombuffer(noise.seed.stream("secure noise", draw, 0, count=16 * pairs), dtype="<i8").tolist()
+    bits = np.frombuffer(
+        noise.seed.stream("secure noise", draw, 0, 0, count=16 * pairs), dtype="<i8"
+    ).tolist()
     values = [oracle(bits[i % pairs], bits[pairs + i % pairs], [], i >= pairs) for i in range(n)]
     with mpmath.workprec(200):
         sums = [mpmath.mpf(float(x[i]) / step) + _STEPS * values[i] for i in range(n)]
@@ -441,12 +443,13 @@ def sums_before_noise(gradients, geometry, batch):
     found = []
     noise = fixed(0)
 
-    def record(sums, std, scale=1.0, center=None, share=0.0):
-        x = sums.double() - (0 if center is None else share * torch.as_tensor(center).double())
-        found.append((x / torch.as_tensor(scale).double() * batch).flatten())
-        return sums
+    def seen(flat, parts, geometry, std, share, key):
+        for p, part in parts.items():
+            center, scale = geometry.center_of(p), torch.as_tensor(geometry.scale[p]).double()
+            x = part.double() - (0 if center is None else share * torch.as_tensor(center).double())
+            found.append((x / scale * batch).flatten())
 
-    noise.release_ = record
+    noise.release_ = seen
     released(geometry, engines=[(Stacked(gradients), 0)], noise=noise, batch=batch)
     return torch.cat(found)
 

@@ -14,6 +14,7 @@ to release with the journal: if it is the same to the last bit, it is the same r
 it is not, it gets a key of its own, and is charged. So does a release whose multiplier `extend` has changed.
 """
 
+import json
 import os
 import struct
 from collections import Counter
@@ -108,7 +109,7 @@ class Spending:
         self._limit: Budget | None = None
         # The account in the data set's ledger, what it has, and what earlier accounts of the run have. The
         # last of these, and what came before it, are looked at when this run first reserves something.
-        self._account: str | None = None
+        self._account = uuid4().hex
         self._reserved: Mapping[str, int] = {}
         self._paid_before: Entries = []
         self._continued: tuple[str, Entries] | None = None
@@ -310,35 +311,35 @@ class Spending:
     def _reserve_on_disk(self, own: Entries, wanted: int) -> int:
         """Reserves, and returns how many units more than the own entries there are."""
         assert self.data_ledger is not None
-        account = self._account or uuid4().hex
-        granted = self.data_ledger.reserve(
-            account,
+        return self.data_ledger.reserve(
+            self._account,
             own,
             ahead=(self._usual(), wanted),
             at_least=0 if self._paid_before else wanted,
             title=f"{self.title}, {self._plan.steps} steps, multiplier {self._plan.noise_multiplier:g}",
             journal=self._journal_place(),
         )
-        self._account = account
-        return granted
 
     def _continue_account(self) -> None:
         """Finds out, once, what the data set's ledger has of the run that this one continues."""
         if self._continued is None or self.data_ledger is None:
             return
         ledger, (account, before) = self.data_ledger, self._continued
-        known = self.complete().entries
+        own = _without(self.complete().entries, before)
         journal = self._journal_place() if any(journal.locked for journal in self.journals) else None
 
-        def settle() -> int:
-            if not ledger.has(account):
-                return 0
-            if journal is not None and ledger.journal_of(account) == journal:
-                # Its process has ended, or this one could not hold the journal, which says all it released.
-                ledger.settle(account, _without(known, before))
-            return 1
+        def paid() -> bytes:
+            found = ledger.account(account)
+            if found is None:
+                return json.dumps(self._plain_entries([])).encode()
+            entries = found.entries
+            if journal is not None and found.journal == journal:
+                # This run holds the journal, which says all that the other one released: it has ended.
+                entries = own
+                ledger.settle(account, own)
+            return json.dumps(self._plain_entries(_without(own, _without(own, entries)))).encode()
 
-        self._paid_before = known if self._agreed(settle) else []
+        self._paid_before = [*before, *entries_of(json.loads(told_by_writer(self._ranks, paid)))]
         self._continued = None
 
     def close(self) -> None:
@@ -349,15 +350,15 @@ class Spending:
         if not self._reserved:
             return
         ledger, own = self.data_ledger, _without(self.complete().entries, self._paid_before)
-        write_once(self._ranks, lambda: ledger.settle(str(self._account), own))
+        write_once(self._ranks, lambda: ledger.settle(self._account, own))
         self._reserved = {}
 
     def use_journals(self, journals: Sequence[Journal]) -> None:
         """Writes releases ahead to these journals from now on."""
         before, self.journals = self._journal_place(), list(journals)
-        if self.data_ledger is not None and self._account is not None and self._journal_place() != before:
-            ledger, account, place = self.data_ledger, self._account, self._journal_place()
-            ledger.set_journal(account, place)
+        if self.data_ledger is not None and self._reserved and self._journal_place() != before:
+            ledger, place = self.data_ledger, self._journal_place()
+            write_once(self._ranks, lambda: ledger.set_journal(self._account, place))
 
     def _journal_place(self) -> str | None:
         return str(self.journals[0].path.resolve()) if self.journals else None
@@ -401,9 +402,7 @@ class Spending:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that a run which continues this one must know, as plain data."""
-        account, before = self._account, self._paid_before
-        if account is None and self._continued is not None:
-            account, before = self._continued
+        account, before = self._continued or (self._account, self._paid_before)
         made = [release for release in self._made_before if release.step >= self.steps_done]
         return {
             "plan": [self._plan.steps, self._plan.noise_multiplier, self._plan.budget],
@@ -428,7 +427,7 @@ class Spending:
         self._to_record = [Release.of(value) for value in state["to_record"]]
         self._promised = entries_of(state["promised"])
         before = entries_of(state["paid_before"])
-        self._continued = None if state["account"] is None else (state["account"], before)
+        self._continued = state["account"], before
 
 
 def _counted(entries: Entries) -> Counter[str]:
