@@ -245,7 +245,6 @@ attack(
     through(lambda m, x: m.layer(x) * in_a_thread(x)),
     ce(0.01),
     outlier(),
-    open="modes are those of one thread: what another one computes has no mark",
 )
 
 
@@ -290,7 +289,6 @@ for _name, _number in LATER.items():
         ce(0.01),
         outlier(),
         warm=8,
-        open="only the first run of a model looks below the functions of Python (Recorder.losses, first=)",
     )
 
 # --- the number of examples -------------------------------------------------------------------------------
