@@ -509,7 +509,9 @@ def _own_refusal(below: Below) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise (below.refusal or error) from error
+        if below.refusal is None:
+            raise
+        raise below.refusal from error
 
 
 def _tells_no_length(t: Tensor, place: Place) -> bool:

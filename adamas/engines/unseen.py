@@ -58,14 +58,20 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Storages are held, so that nothing else comes to their place in memory.
         self._data = {s.data_ptr(): s for s in (x.untyped_storage() for x in inputs)}
         self._made: dict[int, Any] = {}
+        self._new: set[int] = set()
 
     def __enter__(self) -> "Below":
-        gc.freeze()  # what is there already is told from what the forward makes
+        gc.collect(0)  # from now on, what is new is in the youngest generation, or leaves it in our sight
+        gc.callbacks.append(self._collected)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        gc.unfreeze()
+        gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, _: Any) -> None:
+        if phase == "start":
+            self._new.update(map(id, gc.get_objects(0)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # the recorder need not see how it is watched
@@ -105,7 +111,7 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def is_new(self, t: Tensor) -> bool:
         """Tells whether a tensor was not there before the forward."""
-        return any(t is other for other in gc.get_objects())
+        return id(t) in self._new or any(t is other for other in gc.get_objects(0))
 
 
 # --- what no mode of torch sees, whoever looks ------------------------------------------------------------
