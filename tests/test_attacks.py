@@ -1091,7 +1091,6 @@ attack(
     subnormal,
     huge,
     who=63,
-    open="output gradients times weights are subnormal, and rounded by 0.3 % (outer.add_weighted_sum)",
 )
 
 
@@ -1118,7 +1117,6 @@ attack(
     functools.partial(Almost, 100_000, 1.001),
     lambda model, batch: model(batch[0]).sum(1),
     functools.partial(one_column, 100_000),
-    open="one column of 100,000 that differs by 0.1 % is below the tolerance of the form (RowMap.fit)",
 )
 for _rule in ("AdaClip", "MacAdam"):
     attack(

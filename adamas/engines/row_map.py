@@ -62,11 +62,13 @@ class RowMap:
             # The form is checked on another one: rows that act on one another show in it.
             noise = scattered(3 * rows.height + rows.width, rows.values)
             sizes, mean, along = noise[: 3 * rows.height].view(3, rows.height)
-            second = _Vector(rows, 1.5 + sizes, noise[3 * rows.height :], mean, along)
+            direction = noise[3 * rows.height :]
+            direction = direction + direction.sign()  # none is small, so that each column shows
+            second = _Vector(rows, 1.5 + sizes / 2, direction, mean / 4, along / 4)
             apart = second.mapped(alpha, one, own).sub_(_pulled(t, leaf, second.values()))
-            error = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
             largest = torch.cat([alpha, one, own], 1).abs().amax(1, keepdim=True)
-            small = error <= rows.tolerance * largest * second.length()
+            # Each number by itself: one that is off would hide among many in the length of a row.
+            small = apart.abs_() <= rows.of_numbers * second.sizes(largest)
         if not small.all():  # also where something is not finite
             return None
         return cls(leaf, t.detach(), alpha[:, 0], one[:, 0], own[:, 0])
@@ -134,6 +136,8 @@ class _Rows:
         self.length = torch.linalg.vector_norm(values, dim=1, keepdim=True).double()
         self.sums = _sums(values)
         self.tolerance = 64 * torch.finfo(values.dtype).eps
+        # Of single numbers. The factors are less well known from few of them, and no better than to 1e-12.
+        self.of_numbers = max(self.tolerance, 1e-12) * (1 + 16 / self.width)
         # Rows of mean 0 have the mean as a direction of its own.
         self.centred = bool((self.sums.abs() < self.tolerance * self.width * self.length).all())
 
@@ -170,6 +174,16 @@ class _Vector:
             self.sum,
             self.along * self.rows.length,
         ).sqrt()
+
+    def sizes(self, largest: Tensor) -> Tensor:
+        """How large the parts are that the map makes each number of, with a factor for each row."""
+        rows = self.rows
+        row = largest * (self.own.abs() + 2 * self.along.abs() / rows.length)
+        return torch.addcmul(
+            (largest * self.length() / math.sqrt(rows.width)).to(rows.values),
+            rows.values.abs(),
+            row.to(rows.values),
+        )
 
     def factors(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The factors of the map that makes `g` of it: beside row and mean, of the mean, of the row."""
