@@ -8,11 +8,15 @@ to succeed are expected failures, each with the reason.
 
 import collections
 import functools
+import itertools
 import math
+import operator
+import pickle
+import queue
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -271,7 +275,81 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
     "legacy-constructor": lambda x: torch.Tensor(x).abs().max(),
     "nested": lambda x: torch.nested.nested_tensor([x]).to_padded_tensor(0.0).max(),
     "set": lambda x: torch.empty(0).set_(x).abs().max(),
+    "set-on-data": lambda x: torch.zeros_like(x).set_(x.roll(1, 0)).sum(1, keepdim=True).abs(),
+    "traced": lambda x: torch.jit.trace(_largest, torch.zeros(3, D))(x.detach()),
+    "script-number": lambda x: _scripted_number()(x.detach()),
+    "dlpack": lambda x: torch.from_dlpack(torch.to_dlpack(x)).abs().max(),
+    "subclass": lambda x: x.as_subclass(nn.Parameter).detach().abs().max(),
+    "make-subclass": lambda x: Tensor._make_subclass(Tensor, x).abs().max(),
+    "parameter": lambda x: nn.Parameter(x, requires_grad=False).abs().max(),
+    "without-modes": lambda x: _without_modes(x),
+    "operator": lambda x: torch.ops.aten.amax.default(x.detach(), [0, 1]),
+    "thread": lambda x: in_a_thread(x),
+    "thread-number": lambda x: _number_in_a_thread(x),
+    "thread-of-before": lambda x: _before_in_a_thread(x),
+    "numpy": lambda x: float(np.from_dlpack(x).max()),
+    "pickled": lambda x: pickle.loads(pickle.dumps(x)).max(),
+    "caught": lambda x: _caught(x),
+    "process": lambda x: _in_a_process(x),
+    "compiled": lambda x: torch.compile(_largest, backend="eager")(x.detach()),
+    "generator": lambda x: next(_largest(part) for part in [torch.Tensor(x)]),
+    "vmap": lambda x: torch.func.vmap(_largest)(x.detach().unsqueeze(0))[0],
+    "length": lambda x: float(len(torch.Tensor(x[x[:, 0] > 2].repeat(9, 1)))) + 1,
 }
+
+
+def _as_number(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def _scripted_number() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(_as_number)
+
+
+def _without_modes(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return x.abs().max()
+
+
+def _number_in_a_thread(x: Tensor) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_as_number, x).result()
+
+
+POOL = ThreadPoolExecutor(1)
+POOL.submit(int).result()
+
+
+def _before_in_a_thread(x: Tensor) -> Tensor:
+    """A thread that is there already, which no submission shows."""
+    answer: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+    POOL._work_queue.put(_Item(lambda: answer.put(level(x))))
+    return answer.get()
+
+
+@dataclass
+class _Item:
+    """Work in the queue of a pool."""
+
+    run: Callable[[], None]
+
+
+def _caught(x: Tensor) -> Any:
+    """Takes what it is refused once as a reason to try it again."""
+    largest = torch.Tensor(x)
+    for _ in range(3):
+        try:
+            return largest.abs().max()
+        except Exception:
+            continue
+    return 1.0
+
+
+def _in_a_process(x: Tensor) -> Any:
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(_as_number, x).result()
 
 
 def later(number: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
@@ -282,6 +360,8 @@ def later(number: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
     return through(forward, calls=lambda: 0)
 
 
+for _name, _number in LATER.items():
+    attack(f"constant-{_name}-at-once", zero, times(_number), outlier(), engines=("bookkeeping",))
 for _name, _number in LATER.items():
     attack(
         f"later-{_name}",
@@ -303,6 +383,24 @@ COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "numpy-linspace": lambda x: 5 * float(np.linspace(0, 1, x.shape[0])[1]),
     "list": lambda x: 5 / torch.tensor([1.0 for _ in range(x.shape[0])]).sum(),
     "index": lambda x: 5 / x.shape[0].__index__(),
+}
+# The number is read right before a function that is given the same number as a size.
+COUNTS |= {
+    f"{name}-before-a-size": lambda x, read=read: 5 / read(x.shape[0], x) + 0 * torch.zeros(x.shape[0], 1)
+    for name, read in {
+        "range": lambda n, x: len(range(n)),
+        "list": lambda n, x: len([0] * n),
+        "slice": lambda n, x: len(list(range(100))[:n]),
+        "comb": lambda n, x: math.comb(n, 1),
+        "bytes": lambda n, x: len(bytes(n)),
+        "numpy": lambda n, x: np.zeros(n).size,
+        "operator": lambda n, x: operator.index(n),
+        "string": lambda n, x: len("a" * n),
+        "islice": lambda n, x: len(list(itertools.islice(itertools.count(), n))),
+        "hex": lambda n, x: int(hex(n), 16),
+        "within": lambda n, x: x.new_zeros(n, len(range(n))).shape[1],
+        "view": lambda n, x: x.view(n, -1).shape[1] * len(range(n)) / 4,
+    }.items()
 }
 for _name, _number in COUNTS.items():
     attack(
@@ -1140,6 +1238,69 @@ for _kind in (torch.bfloat16, torch.float16):
 for _name, _value in (("nan", math.nan), ("inf", math.inf), ("largest", 3e38)):
     attack(
         f"value-{_name}", lambda: nn.Linear(D, 2), ce(), functools.partial(outlier, big=_value), engines=EVERY
+    )
+
+# --- what the backward of a custom function finds ---------------------------------------------------------
+
+
+class Saved(torch.autograd.Function):
+    """Saves what it returns, and scales gradients by its largest number in the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return g * y.abs().max()
+
+
+class Kept(torch.autograd.Function):
+    """The same, with a number of the batch that another thread computed in the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.level = torch.Tensor(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * ctx.level.abs().max()
+
+
+class Between(nn.Module):
+    """Two layers with a function between them, from some call on."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], after: int = 0) -> None:
+        super().__init__()
+        self.calls, self.after = 0, after
+        self.first, self.second, self.between = nn.Linear(D, D, bias=False), nn.Linear(D, 2), between
+        self.second.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.first(x)
+        return self.second(self.between(h) if self.calls > self.after else h)
+
+
+for _name, _function in (("saved-output", Saved), ("kept", Kept)):
+    attack(
+        f"backward-{_name}",
+        functools.partial(Between, _function.apply),
+        ce(1e-3),
+        outlier(),
+        engines=("bookkeeping",),
+    )
+    attack(
+        f"later-backward-{_name}",
+        functools.partial(Between, _function.apply, 6),
+        ce(1e-3),
+        outlier(),
+        warm=8,
+        engines=("bookkeeping",),
     )
 
 # --- what is sound ----------------------------------------------------------------------------------------
