@@ -1259,7 +1259,7 @@ class Saved(torch.autograd.Function):
 
 
 class Kept(torch.autograd.Function):
-    """The same, with a number of the batch that another thread computed in the forward."""
+    """The same, with a copy of the batch that the forward made unseen."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1289,14 +1289,14 @@ class Between(nn.Module):
 for _name, _function in (("saved-output", Saved), ("kept", Kept)):
     attack(
         f"backward-{_name}",
-        functools.partial(Between, _function.apply),
+        functools.partial(Between, lambda h, f=_function: f.apply(h)),
         ce(1e-3),
         outlier(),
         engines=("bookkeeping",),
     )
     attack(
         f"later-backward-{_name}",
-        functools.partial(Between, _function.apply, 6),
+        functools.partial(Between, lambda h, f=_function: f.apply(h), 6),
         ce(1e-3),
         outlier(),
         warm=8,

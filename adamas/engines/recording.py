@@ -338,11 +338,13 @@ class Recorder(Tracker):
         name = function.__qualname__
 
         def before(gradients: tuple[Tensor | None, ...]) -> None:
+            self.in_custom = True
             for g in gradients:
                 if g is not None:
                     self.set_mark(g, own)
 
         def after(gradients: tuple[Tensor | None, ...], _: Any) -> None:
+            self.in_custom = False
             if len(gradients) != len(marks):
                 self.refuse_mixing(f"the backward of {name} is not proven")
             for g, mark in zip(gradients, marks, strict=True):

@@ -127,6 +127,7 @@ class Tracker(TorchFunctionMode):
         # Packed sequences by the identity of their rows: those rows, the order of the examples, the lengths.
         self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
+        self.in_custom = False  # in the backward of a custom function
         self.constants = constants
         self.below: Below | None = None  # looks below the functions of Python
         self.met_unknown = False  # whether `Unseen` was raised, which somebody may catch
@@ -162,11 +163,13 @@ class Tracker(TorchFunctionMode):
 
     def _check_known(self, t: Tensor) -> None:
         """Raises unless a tensor without a mark was there before, or is made of nothing but constants."""
-        if self.constants is None or self.in_backward or t.grad_fn is not None or id(t) in self.tracked:
+        if self.constants is None or t.grad_fn is not None or id(t) in self.tracked:
             return
         known = self.constants.get(id(t))
-        if known is not None and known() is t:
+        if (known is not None and known() is t) or (self.in_backward and not self.in_custom):
             return
+        if self.in_custom:
+            self.refuse_mixing(f"a backward uses a tensor that the forward did not know ({user_line()})")
         if self.below is None:
             self.met_unknown = True
             raise Unseen
