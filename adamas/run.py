@@ -25,7 +25,7 @@ from adamas.budget import Entries
 from adamas.checkpoint import Checkpoints
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
-from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
+from adamas.engines import ENGINES, READS_VALUES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
@@ -268,7 +268,9 @@ class PrivateRun:
             plan = {"done": self.steps_done, "steps": self.steps}
             self._releases.check_budget(self.budget, batch.step, self.noise_multiplier, **plan)
         with (
-            self._watch.over(self.model, self.loss, turn=batch.step) as state,
+            self._watch.over(
+                self.model, self.loss, turn=batch.step, reads_values=self.engine in READS_VALUES
+            ) as state,
             model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)),
         ):
             release = privatize(
@@ -525,8 +527,9 @@ class PrivateRun:
         return Geometry.ball(trainable_parameters(self.model).values(), self.clip_norm)
 
     def _engines(self, batch: Batch, state: Snapshot) -> Iterator[tuple[Engine, int]]:
+        loss = state.between(self.loss) if self.engine in READS_VALUES else self.loss
         for data, padding in batch:
-            yield ENGINES[self.engine](self.model, self.loss, data), padding
+            yield ENGINES[self.engine](self.model, loss, data), padding
         state.check()  # after the last look at the data, and before anything is recorded
 
     def _write_ahead(self, step: int, multipliers: Sequence[float], missing: Entries) -> None:

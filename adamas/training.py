@@ -15,13 +15,13 @@ from torch.utils.data import Dataset
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
 from adamas._collate import MOST_EXAMPLES, check_collate, together_and_alone
-from adamas._state import unchanged
+from adamas._state import Watch, unchanged
 from adamas._streams import Seed
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Distributed, Ranks, raises_together
-from adamas.engines import ENGINES, FAST, Loss, trainable_parameters
+from adamas.engines import ENGINES, FAST, READS_VALUES, Loss, trainable_parameters
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss, compare_alone, compare_padded
 from adamas.errors import SlowEngineWarning, UnsupportedError
 from adamas.geometry import Geometry
@@ -370,7 +370,11 @@ def _chosen_engine(
             if not compared:
                 compare_alone(model, loss, sample)
                 compared = True
-            if name != FAST:
+            if name in READS_VALUES:
+                with Watch().over(model, loss, turn=0, reads_values=True) as state:
+                    ENGINES[name](model, state.between(loss), sample).norms(ball)
+                    state.check()
+            elif name != FAST:
                 ENGINES[name](model, loss, sample).norms(ball)
         except UnsupportedError as error:
             refusal = refusal or error

@@ -766,7 +766,6 @@ for _name, _model in UNWATCHED.items():
         EARLY,
         who=3,
         engines=SLOW,
-        open="state that _state.Snapshot does not watch carries one example to the next on engine='loop'",
     )
 WATCHED = {
     "number": _named("seen", 1.0),
