@@ -31,6 +31,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from adamas._nests import slots_of
 from adamas._streams import GENERATORS, generator_state
 from adamas.errors import UnsupportedError
 
@@ -58,7 +59,7 @@ _CODE = (
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler)
 # Objects of C's whose contents are followed all the same.
-_SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Module, BaseException)
+_SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Module, BaseException, type)
 _COMPILED = ("torch", "numpy", "tokenizers")
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -214,7 +215,7 @@ class Memory:
             yield from self._hold_attributes(
                 path, (lambda: {k: v for k, v in own.items() if k not in hidden}) if hidden else lambda: own
             )
-        slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+        slots = [name for kind in type(value).__mro__ for name in slots_of(kind)]
         if slots:
             yield from self._hold_attributes(path, lambda: {n: getattr(value, n, _MISSING) for n in slots})
         for kind in type(value).__mro__:
@@ -421,7 +422,7 @@ def _same(old: Any, new: Any, depth: int = _DEPTH) -> bool:
     if isinstance(old, nn.Module | type | ModuleType) or _is_opaque(old):
         return False
     states = [
-        (getattr(v, "__dict__", None), [getattr(v, n, None) for k in type(v).__mro__ for n in _slots(k)])
+        (getattr(v, "__dict__", None), [getattr(v, n, None) for k in type(v).__mro__ for n in slots_of(k)])
         for v in (old, new)
     ]
     return states != [(None, [])] * 2 and _same(states[0], states[1], depth - 1)
@@ -493,7 +494,7 @@ def _is_native(kind: type) -> bool:
 
 def _is_quiet(value: Any) -> bool:
     """Whether an object of a library holds nothing of a forward."""
-    top = type(value).__module__.partition(".")[0]
+    top = str(type(value).__module__).partition(".")[0]
     if isinstance(value, _SHOWN):
         return isinstance(value, torch.Size)
     return isinstance(value, _LOCKS) or top == "adamas" or (top in _COMPILED and _is_native(type(value)))
@@ -501,16 +502,6 @@ def _is_quiet(value: Any) -> bool:
 
 def _is_library(module: str | None) -> bool:
     return str(module).partition(".")[0] in _LIBRARIES and module != "__main__"
-
-
-def _slots(kind: type) -> list[str]:
-    slots = vars(kind).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [
-        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
-        for name in names
-        if name not in ("__dict__", "__weakref__")
-    ]
 
 
 def made_by_hooks(module: nn.Module) -> set[str]:

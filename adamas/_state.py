@@ -182,12 +182,15 @@ class Snapshot:
             )
 
     def between(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same loss, for an engine that calls it for one example after the other.
+        """The same loss, for an engine that calls it for one example or chunk of examples after the other.
 
-        The state is compared before each call, since a later example may put back what an earlier one has
-        changed, and Python's and NumPy's generators are seeded anew, since they remember as well.
+        What counts calls is put back before each call. With `reads_values` all state is compared instead,
+        since a later example may put back what an earlier one has changed, and Python's and NumPy's
+        generators are seeded anew, since they remember as well.
         """
         seed: list[int] = []
+        if self._memory is None:
+            return self._counting_apart(loss)
 
         def watched(model: nn.Module, batch: Any) -> Tensor:
             self.check()
@@ -201,6 +204,19 @@ class Snapshot:
             return loss(model, batch)
 
         return watched
+
+    def put_back(self) -> None:
+        """Puts counts and flags back to where they were, so that the number of calls reaches no later one."""
+        for holder in self._holders:
+            if holder.kind == "attribute" and not holder.is_same():  # vmap exchanges parameters itself
+                holder.restore(everything=True)
+
+    def _counting_apart(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def apart(model: nn.Module, batch: Any) -> Tensor:
+            self.put_back()
+            return loss(model, batch)
+
+        return apart
 
     def restore(self) -> None:
         """Goes back to what was kept; without `whole`, flags and counters stay as they are."""
