@@ -1,14 +1,15 @@
 """From a map-style data set to logical batches, loaded in micro-batches, by worker processes if wanted."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from adamas import _validate
-from adamas._nests import batch_length, map_tensors
+from adamas._collate import Apart, Collated, Sizes, is_own
+from adamas._nests import check_rows, map_tensors
 from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
 
@@ -31,12 +32,19 @@ class Batch:
         return f"Batch(step={self.step})"
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
+        return ((micro.data, micro.padding) for micro in self.micro_batches())
+
+    def micro_batches(self) -> Iterator["MicroBatch"]:
+        """The same, with the lengths of rows that are padded to that of the longest one."""
         for position, (indices, padding) in enumerate(self._chunks):
             if self._loaded is not None and position == len(self._chunks) - self._unread:
                 self._unread -= 1
-                yield self.loader.check(next(self._loaded), indices), padding
+                loaded = next(self._loaded)
             else:
-                yield self.loader.check(self.loader.fetch(indices), indices), padding
+                loaded = self.loader.load(indices)
+            sizes = loaded.sizes if isinstance(loaded, Collated) else {}
+            data = loaded.data if isinstance(loaded, Collated) else loaded
+            yield MicroBatch(self.loader.check(data, indices), padding, sizes)
 
     def discard(self) -> None:
         """Takes what the workers have loaded for this batch and nobody read."""
@@ -44,6 +52,20 @@ class Batch:
             assert self._loaded is not None
             self._unread -= 1
             next(self._loaded)
+
+
+class MicroBatch(NamedTuple):
+    """A part of a logical batch.
+
+    Attributes:
+        data: The examples, collated.
+        padding: How many rows at its end are no examples of the draw.
+        sizes: The shapes of rows without padding, where collate_fn pads them.
+    """
+
+    data: Any
+    padding: int
+    sizes: Sizes
 
 
 class Loader:
@@ -82,6 +104,9 @@ class Loader:
         self.num_workers = num_workers
         self.device = device
         self.rank, self.world_size = rank, world_size
+        self.compares = True
+        """Whether collate_fn is compared with what it makes of single examples, in every batch."""
+        self._apart: Apart | None = None
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
         """The logical batches of steps `first` to `end` - 1; leaving early leaves nothing behind."""
@@ -112,23 +137,48 @@ class Loader:
             return list(self.dataset[torch.from_numpy(indices)])  # what default_collate makes, in one go
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
+    def load(self, indices: np.ndarray) -> Any:
+        """The same with a look at what a collate_fn of the user's does: see `adamas._collate.Apart`."""
+        collate = self.compared()
+        if collate is None:
+            return self.fetch(indices)
+        return collate([self.dataset[int(i)] for i in indices])
+
     def check(self, data: Any, indices: np.ndarray) -> Any:
         """Moves a micro-batch to the device, after a look at its length."""
         check_rows(data, len(indices))
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
+
+    def compared(self) -> Apart | None:
+        """The collate_fn, with a look at each batch; None for torch's."""
+        if not self.compares or self.collate_fn is None or not is_own(self.collate_fn):
+            return None
+        if self._apart is None or self._apart.collate is not self.collate_fn:
+            self._apart = Apart(self.collate_fn, self.dataset)
+        return self._apart
 
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
         # Workers seed their augmentations from this generator, not from the user's global one.
         words = self.sampler.seed.words("workers", first, *rank_place(self.rank), count=1)
         return iter(
             DataLoader(
-                self.dataset,
+                _OneByOne(self.dataset) if hasattr(self.dataset, "__getitems__") else self.dataset,
                 batch_sampler=_IndexLists(self, first, end),
-                collate_fn=self.collate_fn,
+                collate_fn=self.compared() or self.collate_fn,
                 num_workers=self.num_workers,
                 generator=torch.Generator().manual_seed(int(words[0])),
             )
         )
+
+
+class _OneByOne(Dataset[Any]):
+    """A data set without `__getitems__`, which torch's workers would ask for a whole batch at a time."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
 
 
 class _IndexLists:
@@ -141,16 +191,6 @@ class _IndexLists:
         for step in range(self._first, self._end):
             for indices, _ in self._loader.chunks(self._loader.draw(step)):
                 yield indices.tolist()
-
-
-def check_rows(data: Any, n: int) -> Any:
-    """Returns a batch if it is tensors with one row per example; raises otherwise."""
-    if batch_length(data) != n:
-        raise ValueError(
-            "Expected every tensor of a batch to be batch-first, with one row per example that was "
-            "asked for, but collate_fn made another number of rows."
-        )
-    return data
 
 
 def dataset_length(dataset: object) -> int:
