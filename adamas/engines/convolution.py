@@ -174,10 +174,10 @@ class Convolution(Record):
                 shifted = pixels[:, u, v, u, v]
                 inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
         assert inputs is not None
-        places, window = slice(0, h * w), math.prod(self.shape[2:])
+        window = math.prod(self.shape[2:])
         entries = of_products(self.shape[1], self.dtype) + of_products(window, self.dtype)
         grams = inputs.view(n, h * w, h * w), torch.bmm(e.transpose(1, 2), e)
-        return of_grams([(places, places, *grams)], (entries, of_products(self.shape[0], self.dtype)))
+        return of_grams([(0, 0, *grams)], h * w, (entries, of_products(self.shape[0], self.dtype)))
 
     def with_rows_scaled(self, factors: Tensor) -> "Convolution":
         """The record of the same gradients with a factor for each row."""
