@@ -77,9 +77,7 @@ class Convolution(Record):
         return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
-        made = self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
-        self.forget_windows()
-        return made
+        return self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
 
     def empty(self, count: int, *, by_rows: bool) -> Tensor:
         """A buffer for the gradients of some examples, in memory in the order in which they are made fastest.
@@ -123,7 +121,6 @@ class Convolution(Record):
         )
 
     def forget_windows(self) -> None:
-        """Frees the memory for windows, which the sum does not need."""
         self.__dict__.pop("_unfold", None)
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
