@@ -9,6 +9,7 @@ cannot be followed is refused by name.
 """
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from adamas.engines.tracking import (
     SHAPES,
     WRITTEN_OUT,
     Tracker,
-    holds_count,
+    looked_at,
     seen_body,
     tensors_in,
     without_counts,
@@ -208,8 +209,7 @@ class Recorder(Tracker):
                 "engine cannot tell the examples apart. Write it with batched functions, or use "
                 "engine='loop'."
             )
-        tensors = tensors_in((args, kwargs))
-        counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
+        tensors, counted = looked_at(args, kwargs)
         check_reads(sys._getframe(2) if counted else None)
         with_data = any(map(self.is_data, tensors))
         name = _name(func)
@@ -247,7 +247,9 @@ class Recorder(Tracker):
         if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in _SHORTCUTS:
             return False
         if weights:
-            return self._used(func, name, args, kwargs, with_data)
+            return self._used(func, name, args, kwargs, tensors, with_data)
+        if func in _PLAIN and kwargs.get("out") is None:
+            return self._proven(func, name, args, kwargs, tensors, counted)
         if func is torch._pack_padded_sequence:
             return uses.pack(self, *args)
         if func is torch._pad_packed_sequence:
@@ -277,13 +279,25 @@ class Recorder(Tracker):
             self._refuse_read(name)
         if func in _STRIDES:
             return func(*args, **kwargs)
+        return self._proven(func, name, args, kwargs, tensors, counted)
+
+    def _proven(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        counted: bool,
+    ) -> Any:
+        """Makes a call on data, and finds where the examples are in what it returns."""
         plain = (without_counts(args), without_counts(kwargs)) if counted else (args, kwargs)
         result = func(*plain[0], **plain[1])
         if not isinstance(result, Tensor) and not tensors_in(result):
             if func is Tensor.type:
                 return result
             self._refuse_read(name)
-        self.prove(func, name, args, kwargs, result)
+        self.prove(func, name, args, kwargs, result, tensors)
         return result
 
     def _arange(self, *args: Any, **kwargs: Any) -> Any:
@@ -379,7 +393,13 @@ class Recorder(Tracker):
         return result
 
     def _used(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        with_data: bool,
     ) -> Any:
         """A call in which a weight meets data, or a number of examples."""
         if func in WRITTEN_OUT:
@@ -393,7 +413,7 @@ class Recorder(Tracker):
             self.refuse_mixing(f"{name} computes with the number of examples ({user_line()})")
         if func in _FUSED_RNNS and not isinstance(args[3], bool):
             return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        marks = [self.mark(t) for t in tensors_in((args, kwargs)) if self.is_data(t)]
+        marks = [self.mark(t) for t in tensors if self.is_data(t)]
         mixed = next((mark for mark in marks if mark is not None and mark.why is not None), None)
         if mixed is not None:  # refused if it comes to the losses
             result = func(*args, **kwargs)
@@ -412,7 +432,7 @@ class Recorder(Tracker):
             )
         result = self._swapped(func, name, args, kwargs)
         if isinstance(result, Tensor) and not self._is_marked(result):
-            self.prove(func, name, args, kwargs, result)
+            self.prove(func, name, args, kwargs, result, tensors)
         return result
 
     def _is_marked(self, t: Tensor) -> bool:
@@ -525,6 +545,7 @@ def _works_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
 
 
+@functools.lru_cache(maxsize=4096)
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", str(func))
     return func.__self__.__name__ if name == "__get__" else name
@@ -539,3 +560,11 @@ _READS: set[Any] = {
     *(Tensor.allclose, Tensor.untyped_storage, Tensor.storage, Tensor.data_ptr, Tensor.__dlpack__),
     *(Tensor.backward, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor.share_memory_),
 }
+
+# Functions of the table that need no other look than their rule.
+_PLAIN: set[Any] = {
+    func
+    for func in TABLE
+    if func not in IN_PLACE and func not in WRITTEN_OUT and func not in _READS and func not in _FUSED_RNNS
+    if not _works_in_place(_name(func))
+} - {torch.autograd.grad, torch.autograd.backward, torch._pack_padded_sequence, torch._pad_packed_sequence}

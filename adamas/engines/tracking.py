@@ -251,9 +251,16 @@ class Tracker(TorchFunctionMode):
         sizes[place.axis] = Count(place.outer * place.inner, unit)
         return Shape(sizes)
 
-    def prove(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Finds where the examples are in what a call returned, by the table."""
-        tensors = tensors_in((args, kwargs))
+    def prove(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: list[Tensor],
+    ) -> None:
+        """Finds where the examples are in what a call returned, by the table; its arguments hold tensors."""
         try:
             self._check_mixed(func, tensors)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
@@ -276,7 +283,8 @@ class Tracker(TorchFunctionMode):
             if func in KEEPS_VALUES:
                 source = self.mark(args[0]) if args and isinstance(args[0], Tensor) else None
                 if source is not None:
-                    mark.picks = self._picks(func, args, found, result)
+                    if source.picks is not None:
+                        mark.picks = self._picks(func, args, found, result)
                     mark.alike = source.alike and not any(map(self.is_data, tensors_in((args[1:], kwargs))))
                     mark.numbers = source.numbers
             found = mark
@@ -330,6 +338,8 @@ class Tracker(TorchFunctionMode):
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
         """Raises if an axis that was found has not as many entries as the examples there."""
+        if found is None:
+            return
         tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
         each = found if isinstance(found, list) else [found] * len(tensors)
         for t, one in zip(tensors, each, strict=True):
@@ -425,6 +435,7 @@ def _without_row(call: Call) -> NoReturn:
 
 
 _NESTS = (list, tuple, dict, slice)
+_SINGLE = {int, float, bool, str, type(None), torch.dtype, torch.device}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -445,6 +456,19 @@ def _collect(value: Any, found: list[Tensor]) -> None:
                 found.append(item)
             elif isinstance(item, _NESTS):
                 _collect(item, found)
+
+
+def looked_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], bool]:
+    """Returns the tensors among the arguments of a call, and tells whether a `Count` is among them."""
+    found: list[Tensor] = []
+    counted = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in _SINGLE:
+            _collect(value, found)
+            counted = counted or holds_count(value)
+    return found, counted
 
 
 def holds_count(value: Any) -> bool:
