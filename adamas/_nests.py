@@ -23,9 +23,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         if type(batch) is dict or not isinstance(batch, dict | UserDict):
             return mapped
         clone = copy.copy(batch)
-        for name in vars(clone):
+        slots = {name for kind in type(clone).__mro__ for name in slots_of(kind)}
+        for name in slots | getattr(clone, "__dict__", {}).keys():
             if name != "data" or isinstance(clone, dict):  # where a UserDict has its items
-                vars(clone)[name] = None
+                setattr(clone, name, None)
         clone.update(mapped)
         return clone
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -33,6 +34,17 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(map_tensors(function, value) for value in batch)
     return batch
+
+
+def slots_of(kind: type) -> list[str]:
+    """The attributes for which objects of a class have room."""
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [
+        f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]
 
 
 def named_leaves(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
@@ -80,3 +92,13 @@ def batch_length(batch: Any) -> int:
             )
     assert first is not None
     return first
+
+
+def check_rows(data: Any, n: int) -> Any:
+    """Returns a batch if it is tensors with one row per example; raises otherwise."""
+    if batch_length(data) != n:
+        raise ValueError(
+            "Expected every tensor of a batch to be batch-first, with one row per example that was "
+            "asked for, but collate_fn made another number of rows."
+        )
+    return data

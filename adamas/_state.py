@@ -5,7 +5,7 @@ out of the run without noise.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -16,10 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
+from adamas._memory import Memory, made_by_hooks
+from adamas._streams import (
+    generator_state,
+    global_generators,
+    seed_python_from_torch,
+    set_generator_state,
+)
 from adamas.errors import UnsupportedError
 
 # Up to this many numbers a tensor is copied; of a longer one so many are looked at, others at each turn.
@@ -56,7 +60,9 @@ class Watch:
         self._of: tuple[nn.Module, object] | None = None
 
     @contextmanager
-    def over(self, model: nn.Module, loss: object, turn: int) -> Iterator["Snapshot"]:
+    def over(
+        self, model: nn.Module, loss: object, turn: int, *, reads_values: bool = False
+    ) -> Iterator["Snapshot"]:
         """Gives the state as it is now: call its `check` before anything is released.
 
         If anything raises, what can be restored is restored.
@@ -65,17 +71,25 @@ class Watch:
             model: The model.
             loss: The loss, whose own modules are watched as well.
             turn: The number of the release, which says which values of long tensors are compared.
+            reads_values: Whether the forward may make Python values of the data, so that everything that
+                Python can remember is watched; see `Snapshot.between`.
         """
         known = self._of is not None and self._of[0] is model and self._of[1] is loss
         if self._snapshot is None or not known or not self._snapshot.renew(turn):
-            self._snapshot, self._of = Snapshot(model, loss, turn=turn), (model, loss)
+            self._snapshot = Snapshot(model, loss, turn=turn, reads_values=reads_values)
+            self._of = (model, loss)
         snapshot = self._snapshot
+        generators = global_generators()[:2] if reads_values else []
+        states = [generator_state(generator) for generator in generators]
         try:
             yield snapshot
         except BaseException:
             self._snapshot = None
             snapshot.restore()
             raise
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                set_generator_state(generator, state)
 
 
 @contextmanager
@@ -106,8 +120,9 @@ class Snapshot:
 
     Not seen are a write through `.data` into few values of a longer tensor, until a turn meets one of them,
     and state elsewhere: global variables, attributes of classes, objects deeper inside. Integers, flags and
-    strings may change, as in a forward that counts its calls, and so may a weight that torch's hooks
-    `weight_norm`, `spectral_norm` or `prune` make anew before each forward.
+    strings may change, as in a forward that counts its calls: where values of the data cannot be read, they
+    hold none. With `reads_values` all that is seen as well, and may not change. A weight that torch's hooks
+    `weight_norm`, `spectral_norm` or `prune` make anew before each forward may change in any case.
 
     Args:
         model: The model.
@@ -115,10 +130,21 @@ class Snapshot:
             it was made with.
         whole: Copy all tensors, so that all can be restored.
         turn: Which values of long tensors are compared.
+        reads_values: Also watch what else Python can remember, down to integers: see `adamas._memory`.
+            Tensors are then compared in all of their values.
     """
 
-    def __init__(self, model: nn.Module, loss: object = None, *, whole: bool = False, turn: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: object = None,
+        *,
+        whole: bool = False,
+        turn: int = 0,
+        reads_values: bool = False,
+    ) -> None:
         self._whole = whole
+        self._memory = Memory({"": model, "loss": loss}, long=True) if reads_values else None
         self._holders: list[_Holder] = []
         self._extra: list[tuple[str, nn.Module, Any]] = []
         self._known: set[int] = set()  # containers and objects that several modules refer to
@@ -135,6 +161,8 @@ class Snapshot:
         """Takes the values of this moment instead; False if objects were exchanged, which needs a new one."""
         if not all(holder.is_same() for holder in self._holders):
             return False
+        if self._memory is not None and not self._memory.renew():
+            return False
         self._extra = [(path, module, _copied(module.get_extra_state())) for path, module, _ in self._extra]
         return all([kept.renew(turn) for kept in self._tensors])
 
@@ -145,6 +173,50 @@ class Snapshot:
                 f"The forward changes the {kind} {path!r}, so an example's gradient depends on the examples "
                 f"before it. {_REMEDIES[kind]}"
             )
+        changed = None if self._memory is None else self._memory.change()
+        if changed is not None:
+            raise UnsupportedError(
+                f"The forward changes {changed!r}. With engine='loop' it may hold a value of the data, so "
+                "that an example's gradient depends on the examples before it. Remove the update, also if it "
+                "only counts calls: there is one for each example, and their number is private."
+            )
+
+    def between(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same loss, for an engine that calls it for one example or chunk of examples after the other.
+
+        What counts calls is put back before each call. With `reads_values` all state is compared instead,
+        since a later example may put back what an earlier one has changed, and Python's and NumPy's
+        generators are seeded anew, since they remember as well.
+        """
+        seed: list[int] = []
+        if self._memory is None:
+            return self._counting_apart(loss)
+
+        def watched(model: nn.Module, batch: Any) -> Tensor:
+            self.check()
+            if torch.initial_seed() != (seed or [torch.initial_seed()])[0]:
+                raise UnsupportedError(
+                    "The forward seeds torch's global generator, by which one example can hand a value to "
+                    "the next. Seed it once, before the run."
+                )
+            seed[:] = [torch.initial_seed()]
+            seed_python_from_torch()
+            return loss(model, batch)
+
+        return watched
+
+    def put_back(self) -> None:
+        """Puts counts and flags back to where they were, so that the number of calls reaches no later one."""
+        for holder in self._holders:
+            if holder.kind == "attribute" and not holder.is_same():  # vmap exchanges parameters itself
+                holder.restore(everything=True)
+
+    def _counting_apart(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def apart(model: nn.Module, batch: Any) -> Tensor:
+            self.put_back()
+            return loss(model, batch)
+
+        return apart
 
     def restore(self) -> None:
         """Goes back to what was kept; without `whole`, flags and counters stay as they are."""
@@ -174,10 +246,7 @@ class Snapshot:
                 for name, value in own[table].items():
                     if value is not None:
                         found.setdefault(value, (kind, path + name))
-        hidden = _MACHINERY
-        for hook in own["_forward_pre_hooks"].values():
-            if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod):
-                hidden = hidden | {str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))}
+        hidden = _MACHINERY | made_by_hooks(module)
         self._holders.append(_Holder("attribute", path, own, hidden))
         for name, value in own.items():
             if type(value) not in _HARMLESS and name not in hidden:
@@ -261,12 +330,16 @@ class _Holder:
 class _Kept:
     """A tensor, and enough of its values to see a change."""
 
-    __slots__ = ("_bits", "_copy", "_data", "_part", "_place", "_step", "_tensor", "_version", "kind", "path")
+    __slots__ = (
+        *("_array", "_bits", "_copy", "_data", "_part", "_place", "_step", "_tensor", "_version"),
+        *("kind", "path"),
+    )
 
     def __init__(self, tensor: Tensor, kind: str, path: str, whole: bool) -> None:
         self.kind, self.path, self._tensor = kind, path, tensor
         self._data: Tensor | None = None
         self._bits: Tensor | None = None
+        self._array: np.ndarray | None = None  # the same memory, which NumPy reads in a fraction of the time
         self._place = self._step = 0
         with suppress(*_NO_PLAIN_MEMORY):
             self._place = tensor.data_ptr()
@@ -275,8 +348,10 @@ class _Kept:
             frozen = kind == "parameter" and not tensor.requires_grad
             most = (_LONGEST_COPY if frozen else tensor.numel()) if whole else _WHOLE
             self._step = 0 if self._bits is None or tensor.numel() <= most else len(self._bits) // _SAMPLE
-        self._part: Tensor | None = None
-        self._copy: Tensor | None = None
+            if self._bits is not None and self._bits.device.type == "cpu":
+                self._array = self._bits.numpy()
+        self._part: Any = None
+        self._copy: Any = None
         self._version = _version(tensor)
 
     def renew(self, turn: int) -> bool:
@@ -284,9 +359,10 @@ class _Kept:
         if self._is_elsewhere():
             return False
         self._version = _version(self._tensor)
-        if self._bits is not None:
-            self._part = self._bits[7919 * turn % self._step :: self._step] if self._step else self._bits
-            self._copy = self._part.clone()
+        values = self._bits if self._array is None else self._array
+        if values is not None:
+            self._part = values[7919 * turn % self._step :: self._step] if self._step else values
+            self._copy = self._part.clone() if isinstance(self._part, Tensor) else self._part.tobytes()
         return True
 
     def is_changed(self) -> bool:
@@ -297,7 +373,9 @@ class _Kept:
             return _version(self._tensor) != self._version
         if self._step and _version(self._tensor) != self._version:
             return True
-        return not torch.equal(self._part, self._copy)
+        if isinstance(self._part, Tensor):
+            return not torch.equal(self._part, self._copy)
+        return bool(self._part.tobytes() != self._copy)
 
     def restore(self) -> None:
         """Puts back the memory, and the values if all are known."""
@@ -305,7 +383,10 @@ class _Kept:
             if self._data is not None and self._tensor.data_ptr() != self._place:
                 self._tensor.data = self._data
         if not self._step and self._bits is not None and self._copy is not None:
-            self._bits.copy_(self._copy)
+            if self._array is None:
+                self._bits.copy_(self._copy)
+            else:
+                self._array[...] = np.frombuffer(self._copy, self._array.dtype)
 
     def _is_elsewhere(self) -> bool:
         try:

@@ -15,8 +15,10 @@ import contextlib
 import hashlib
 import importlib
 import os
+import pickle
 import random
 import secrets
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,3 +162,52 @@ def global_randomness(state: int) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+GENERATORS = (
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    torch.Generator,
+)
+"""The kinds of random generators that code may hold."""
+
+
+def generator_state(generator: Any) -> bytes:
+    """Where a random generator is, as bytes that compare."""
+    if isinstance(generator, random.Random):
+        system = isinstance(generator, random.SystemRandom)
+        return b"" if system else pickle.dumps(generator.getstate())
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy())
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state())
+    return pickle.dumps(getattr(generator, "bit_generator", generator).state)
+
+
+def set_generator_state(generator: Any, state: bytes) -> None:
+    """Puts a random generator where it was when `generator_state` gave this."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif state:
+        value = pickle.loads(state)
+        if isinstance(generator, random.Random):
+            generator.setstate(value)
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(value)
+        else:
+            getattr(generator, "bit_generator", generator).state = value
+
+
+def global_generators() -> list[Any]:
+    """Python's, NumPy's and torch's global generators."""
+    hidden = random._inst  # whose methods the functions of random are
+    return [hidden, np.random.mtrand._rand, torch.default_generator]
+
+
+def seed_python_from_torch() -> None:
+    """Seeds Python's and NumPy's global generators by the state of torch's."""
+    seed = zlib.crc32(bytes(torch.get_rng_state().numpy()))
+    random.seed(seed)
+    np.random.seed(seed)

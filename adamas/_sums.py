@@ -1,6 +1,7 @@
 """Sums over many float32 numbers that do not lose small terms."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -96,32 +97,37 @@ def row_products(x: Tensor, y: Tensor) -> Tensor:
     return total + products[:, blocks * 512 :].sum(1).double()
 
 
-def gram_sums(
-    a: Tensor, e: Tensor, of_a: Tensor, of_e: Tensor, alike: float, row: int = 0, column: int = 0
-) -> Tensor:
-    """Sums of products of two matrices for each example, `(3, n)` in float64.
+def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, alike: float) -> Tensor:
+    """Sums of products of two symmetric matrices for each example, `(6, n)` in float64.
 
     They run over all places, and over the pairs of places that are alike, in length and in direction up to
-    its sign, in the first, and in the second.
+    its sign, in the first, and in the second. Then come, over the diagonal, the sums of the products, of
+    their roots, and of the entries of both.
 
     Args:
-        a: Blocks of Gram matrices, `(n, rows, columns)`.
-        e: Those of other vectors.
-        of_a: The squared lengths of all vectors, `(n, places)`.
-        of_e: Those of the others.
+        blocks: First row, first column, and `(n, rows, columns)` of Gram matrices of two kinds of vectors:
+            blocks on the diagonal, then those above it, which count for those below it as well.
+        places: Number of rows of the whole matrices.
         alike: Products of alike vectors are at least this share of the mean of their squared lengths.
-        row: The first row of the block.
-        column: Its first column.
     """
-    if _sums_kernel.fits(a, e, of_a, of_e):
-        return _sums_kernel.gram_sums(a, e, of_a, of_e, alike, row, column)
-    products = a.double() * e.double()
-    sums = [products.sum((1, 2))]
-    for block, squares in ((a, of_a), (e, of_e)):
-        rows, columns = squares[:, row : row + a.shape[1]], squares[:, column : column + a.shape[2]]
-        least = alike / 2 * (rows.unsqueeze(2) + columns.unsqueeze(1))
-        sums.append(products.masked_fill(block.abs() < least, 0).sum((1, 2)))
-    return torch.stack(sums)
+    if _sums_kernel.fits(*(t for _, _, *pair in blocks for t in pair)):
+        return _sums_kernel.gram_sums(blocks, places, alike)
+    diagonal = [(a, e) for row, column, a, e in blocks if row == column]
+    of_a, of_e = (
+        torch.cat([matrix.diagonal(dim1=1, dim2=2) for matrix in matrices], 1)
+        for matrices in zip(*diagonal, strict=True)
+    )
+    both = torch.zeros((3, len(of_a)), dtype=torch.float64, device=of_a.device)
+    for row, column, a, e in blocks:
+        products = a.double() * e.double()
+        sums = [products.sum((1, 2))]
+        for block, squares in ((a, of_a), (e, of_e)):
+            rows, columns = squares[:, row : row + a.shape[1]], squares[:, column : column + a.shape[2]]
+            least = alike / 2 * (rows.unsqueeze(2) + columns.unsqueeze(1))
+            sums.append(products.masked_fill(block.abs() < least, 0).sum((1, 2)))
+        both += (1 if row == column else 2) * torch.stack(sums)
+    apart, traces = of_a.double() * of_e.double(), of_a.double() + of_e.double()
+    return torch.cat([both, torch.stack([apart.sum(1), apart.sqrt().sum(1), traces.sum(1)])])
 
 
 def memory_order(rows: Tensor) -> list[int]:

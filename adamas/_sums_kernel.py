@@ -5,7 +5,7 @@ lanes as vector instructions like, so that the compiler may use them without cha
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,13 +102,22 @@ def _gram_sums(
     start: int,
     stop: int,
 ) -> None:
-    """Of each two matrices the sum of their products, and those where the places are alike in a, and in e."""
+    """Adds what `adamas._sums.gram_sums` says of one block, which is on the diagonal or above it."""
     height, width = a.shape[1:]
     alike_half = _F(alike / 2)
+    times = _D(1) if row == column else _D(2)
     lanes, lanes_a, lanes_e = np.empty(width), np.empty(width), np.empty(width)
     for i in range(start, stop):
         for s in range(width):
             lanes[s], lanes_a[s], lanes_e[s] = _D(0), _D(0), _D(0)
+        if row == column:
+            for t in range(height):
+                own_a, own_e = a[i, t, t], e[i, t, t]
+                of_a[i, row + t], of_e[i, row + t] = own_a, own_e
+                product = _D(own_a) * _D(own_e)
+                out[3, i] += product
+                out[4, i] += np.sqrt(product)
+                out[5, i] += _D(own_a) + _D(own_e)
         columns_a, columns_e = of_a[i, column : column + width], of_e[i, column : column + width]
         for t in range(height):
             x, y = a[i, t], e[i, t]
@@ -121,7 +130,9 @@ def _gram_sums(
         total, total_a, total_e = _D(0), _D(0), _D(0)
         for s in range(width):
             total, total_a, total_e = total + lanes[s], total_a + lanes_a[s], total_e + lanes_e[s]
-        out[0, i], out[1, i], out[2, i] = total, total_a, total_e
+        out[0, i] += times * total
+        out[1, i] += times * total_a
+        out[2, i] += times * total_e
 
 
 @functools.cache
@@ -164,13 +175,14 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
     return torch.from_numpy(sums)
 
 
-def gram_sums(
-    a: Tensor, e: Tensor, of_a: Tensor, of_e: Tensor, alike: float, row: int, column: int
-) -> Tensor:
+def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, alike: float) -> Tensor:
     """See `adamas._sums.gram_sums`."""
-    sums = np.empty((3, len(a)))
-    arrays = [t.detach().numpy() for t in (a, e, of_a, of_e)]
-    _shared(_gram_sums, (*arrays, alike, row, column, sums), len(a), a.shape[1:].numel())
+    n = len(blocks[0][2])
+    sums = np.zeros((6, n))
+    of_a, of_e = np.empty((2, n, places), np.float32)
+    for row, column, *pair in blocks:
+        a, e = (t.detach().numpy() for t in pair)
+        _shared(_gram_sums, (a, e, of_a, of_e, alike, row, column, sums), n, a.shape[1] * a.shape[2])
     return torch.from_numpy(sums)
 
 

@@ -5,16 +5,16 @@ the step and the micro-batch. So augmentation is the same in this process and in
 run that is resumed.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from adamas import _validate
-from adamas._nests import batch_length, map_tensors
+from adamas._collate import Apart, Collated, Sizes, is_own
+from adamas._nests import check_rows, map_tensors
 from adamas._streams import global_randomness
 from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
@@ -38,13 +38,19 @@ class Batch:
         return f"Batch(step={self.step})"
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
+        return ((micro.data, micro.padding) for micro in self.micro_batches())
+
+    def micro_batches(self) -> Iterator["MicroBatch"]:
+        """The same, with the lengths of rows that are padded to that of the longest one."""
         for position, (indices, padding) in enumerate(self._chunks):
             if self._loaded is not None and position == len(self._chunks) - self._unread:
                 self._unread -= 1
-                data = next(self._loaded)
+                loaded = next(self._loaded)
             else:
-                data = self.loader.fetch(indices, self.loader.state_of(self.step, position))
-            yield self.loader.check(data, indices), padding
+                loaded = self.loader.load(indices, self.loader.state_of(self.step, position))
+            sizes = loaded.sizes if isinstance(loaded, Collated) else {}
+            data = loaded.data if isinstance(loaded, Collated) else loaded
+            yield MicroBatch(self.loader.check(data, indices), padding, sizes)
 
     def discard(self) -> None:
         """Takes what the workers have loaded for this batch and nobody read."""
@@ -52,6 +58,20 @@ class Batch:
             assert self._loaded is not None
             self._unread -= 1
             next(self._loaded)
+
+
+class MicroBatch(NamedTuple):
+    """A part of a logical batch.
+
+    Attributes:
+        data: The examples, collated.
+        padding: How many rows at its end are no examples of the draw.
+        sizes: The shapes of rows without padding, where collate_fn pads them.
+    """
+
+    data: Any
+    padding: int
+    sizes: Sizes
 
 
 class Loader:
@@ -90,6 +110,9 @@ class Loader:
         self.num_workers = num_workers
         self.device = device
         self.rank, self.world_size = rank, world_size
+        self.compares = True
+        """Whether collate_fn is compared with what it makes of single examples, in every batch."""
+        self._apart: Apart | None = None
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
         """The logical batches of steps `first` to `end` - 1; leaving early leaves nothing behind."""
@@ -114,17 +137,20 @@ class Loader:
             for i in range(0, n, size)
         ]
 
-    def fetch(self, indices: np.ndarray, state: int | None = None) -> Any:
-        """Loads and collates these examples in this process.
-
-        Args:
-            indices: Their places in the data set.
-            state: Where the global generators start; None leaves them as they are.
-        """
+    def fetch(self, indices: np.ndarray) -> Any:
+        """Loads and collates these examples in this process."""
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return list(self.dataset[torch.from_numpy(indices)])  # what default_collate makes, in one go
-        with contextlib.nullcontext() if state is None else global_randomness(state):
-            return (self.collate_fn or default_collate)(_examples(self.dataset, indices.tolist()))
+        return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
+
+    def load(self, indices: np.ndarray, state: int) -> Any:
+        """Loads a micro-batch with generators that start at a state.
+
+        What a collate_fn of the user's does is looked at: see `adamas._collate.Apart`.
+        """
+        if type(self.dataset) is TensorDataset and self.collate_fn is None:
+            return self.fetch(indices)
+        return _Seeded(self.dataset, self._collate()).__getitems__([state, *indices.tolist()])
 
     def state_of(self, step: int, position: int) -> int:
         """Returns where the global generators start for a micro-batch of a step."""
@@ -136,11 +162,22 @@ class Loader:
         check_rows(data, len(indices))
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
 
+    def compared(self) -> Apart | None:
+        """The collate_fn, with a look at each batch; None for torch's."""
+        if not self.compares or self.collate_fn is None or not is_own(self.collate_fn):
+            return None
+        if self._apart is None or self._apart.collate is not self.collate_fn:
+            self._apart = Apart(self.collate_fn, self.dataset)
+        return self._apart
+
+    def _collate(self) -> Callable[[list[Any]], Any]:
+        return self.compared() or self.collate_fn or default_collate
+
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
         words = self.sampler.seed.words("workers", first, *rank_place(self.rank), count=1)
         return iter(
             DataLoader(
-                _Seeded(self.dataset, self.collate_fn or default_collate),
+                _Seeded(self.dataset, self._collate()),
                 batch_sampler=_SeededLists(self, first, end),
                 collate_fn=_as_it_is,
                 num_workers=self.num_workers,
@@ -162,7 +199,10 @@ class _SeededLists:
 
 
 class _Seeded(Dataset[Any]):
-    """A data set for worker processes, which load and collate a whole micro-batch."""
+    """A data set whose micro-batches are loaded and collated at once, by workers or in this process.
+
+    The examples are asked for one by one, also where the data set could make several.
+    """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -173,26 +213,10 @@ class _Seeded(Dataset[Any]):
     def __getitems__(self, numbers: list[int]) -> Any:
         state, *indices = numbers
         with global_randomness(state):
-            return self._collate(_examples(self._dataset, indices))
-
-
-def _examples(dataset: Dataset[Any], indices: list[int]) -> list[Any]:
-    """Returns examples as torch's loaders ask for them: all at once, where the data set can."""
-    several = getattr(dataset, "__getitems__", None)
-    return list(several(indices)) if several else [dataset[i] for i in indices]
+            return self._collate([self._dataset[i] for i in indices])
 
 
 def _as_it_is(data: Any) -> Any:
-    return data
-
-
-def check_rows(data: Any, n: int) -> Any:
-    """Returns a batch if it is tensors with one row per example; raises otherwise."""
-    if batch_length(data) != n:
-        raise ValueError(
-            "Expected every tensor of a batch to be batch-first, with one row per example that was "
-            "asked for, but collate_fn made another number of rows."
-        )
     return data
 
 

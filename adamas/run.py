@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from adamas import diagnostics
 from adamas._checks import check_modules, check_parameters
+from adamas._collate import Sizes, padded_and_alone, padding_of
 from adamas._progress import progress_bar
 from adamas._rule_state import RuleState
 from adamas._state import Snapshot, Watch, unchanged
@@ -25,8 +26,9 @@ from adamas.accounting import Spending
 from adamas.checkpoint import Checkpoints
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
-from adamas.engines import ENGINES, Bookkeeping, Engine, Loss, trainable_parameters
+from adamas.engines import ENGINES, FAST, READS_VALUES, Bookkeeping, Engine, Loss, trainable_parameters
 from adamas.engines.explain import Explanation
+from adamas.engines.probes import PADDED_EXAMPLES, compare_padded, unchanged_generator
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.journal import Release
@@ -104,6 +106,7 @@ class PrivateRun:
         self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
         self._watch = Watch()
+        self._padding = 0  # by how many places rows were padded whose losses were compared
         self.ranks = ranks
         self._check_ranks("make_private")
         if ranks is not None:
@@ -266,7 +269,9 @@ class PrivateRun:
         self._spending.check(batch.step)
         multipliers = [self.noise_multiplier, 0.0] if self.raw and not absolute else [self.noise_multiplier]
         with (
-            self._watch.over(self.model, self.loss, turn=batch.step) as state,
+            self._watch.over(
+                self.model, self.loss, turn=batch.step, reads_values=self.engine in READS_VALUES
+            ) as state,
             model_randomness(self.noise.seed, batch.step, *rank_place(self.loader.rank)),
         ):
             release = privatize(
@@ -539,9 +544,25 @@ class PrivateRun:
         return Geometry.ball(trainable_parameters(self.model).values(), self.clip_norm)
 
     def _engines(self, batch: Batch, state: Snapshot) -> Iterator[tuple[Engine, int]]:
-        for data, padding in batch:
-            yield ENGINES[self.engine](self.model, self.loss, data), padding
+        loss = self.loss if self.engine == FAST else state.between(self.loss)
+        for place, (data, padding, sizes) in enumerate(batch.micro_batches()):
+            if place:
+                state.check()
+                state.put_back()
+            self._compare_padded(data, sizes)
+            yield ENGINES[self.engine](self.model, loss, data), padding
         state.check()  # after the last look at the data, and before anything is recorded
+
+    def _compare_padded(self, data: Any, sizes: Sizes) -> None:
+        """Sees that padding does not matter: on the first batch that has some, and at twice as much."""
+        far = max(padding_of(data, sizes), default=0)
+        if far < 2 * self._padding or not far:
+            return
+        rows = padded_and_alone(data, sizes, PADDED_EXAMPLES)
+        if rows is not None:
+            with unchanged(self.model, self.loss), unchanged_generator():
+                compare_padded(self.model, self.loss, *rows)
+        self._padding = far
 
     def _save_again(self) -> None:
         assert self.checkpoints is not None

@@ -14,27 +14,24 @@ from torch.utils.data import Dataset
 
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
-from adamas._collate import MOST_EXAMPLES, check_collate, together_and_alone
+from adamas._collate import MOST_EXAMPLES, check_collate, padded_and_alone
 from adamas._rule_state import check_fresh
-from adamas._state import unchanged
+from adamas._state import Watch, unchanged
 from adamas._streams import Seed
 from adamas.accounting import Plan, Spending
 from adamas.budget import Budget
 from adamas.checkpoint import Checkpoints, load
 from adamas.data_ledger import DataLedger
 from adamas.distributed import Distributed, Ranks, raises_together
-from adamas.engines import ENGINES, FAST, Loss, trainable_parameters
-from adamas.engines.probes import PROBE_EXAMPLES, check_loss, compare_alone, compare_padded
+from adamas.engines import ENGINES, FAST, READS_VALUES, Loss, trainable_parameters
+from adamas.engines.probes import PADDED_EXAMPLES, PROBE_EXAMPLES, check_loss, compare_alone, compare_padded
 from adamas.errors import SlowEngineWarning, UnsupportedError
 from adamas.geometry import Geometry
 from adamas.ledger import ACCOUNTANTS, supports
-from adamas.loading import Loader, dataset_length
+from adamas.loading import Batch, Loader, dataset_length
 from adamas.run import PrivateRun, model_randomness
-from adamas.sampling import SAMPLERS, Sampler, TruncatedPoisson
+from adamas.sampling import SAMPLERS, Draw, Sampler, TruncatedPoisson
 from adamas.secure_noise import NOISES, SecureNoise
-
-# How many examples are compared with themselves as they are padded in a batch.
-_PADDED_EXAMPLES = 8
 
 
 @raises_together
@@ -101,8 +98,9 @@ def make_private(
         sampling: A name in `adamas.sampling.SAMPLERS`.
         max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
         collate_fn: Joins a list of examples into a batch of batch-first tensors. Each row must be a function
-            of its example alone, but for padding; that is compared on a batch when the run is made. Of a
-            random collate_fn it cannot be, and is for you to see to: better augment in the data set.
+            of its example alone, but for padding by one value; every batch is compared with what collate_fn
+            makes of single examples. One that is random is compared as far as that shows anything, and must
+            keep the examples apart all the same: better augment in the data set.
         num_workers: Worker processes that load data.
         scheduler: A learning-rate scheduler of the rule, stepped after each step.
         ema: Decay of an exponential moving average of the weights, or an `AveragedModel`; see
@@ -242,11 +240,11 @@ def make_private(
         rows = np.arange(min(n, PROBE_EXAMPLES))
         sample = loader.check(loader.fetch(rows), rows)
         check_loss(model, loss, sample)
-        batches = together_and_alone(
-            loader, np.linspace(0, n - 1, min(n, _PADDED_EXAMPLES)).astype(int).tolist()
-        )
-        if batches is not None:
-            compare_padded(model, loss, *batches)
+        spread = np.linspace(0, n - 1, min(n, PADDED_EXAMPLES)).astype(int)
+        for micro in Batch(0, Draw(spread), loader, None).micro_batches():
+            padded = padded_and_alone(micro.data, micro.sizes, PADDED_EXAMPLES)
+            if padded is not None:
+                compare_padded(model, loss, *padded)
         engine, refusal = _chosen_engine(engine, model, loss, sample)
     if refusal is not None:
         warnings.warn(
@@ -381,7 +379,11 @@ def _chosen_engine(
             if not compared:
                 compare_alone(model, loss, sample)
                 compared = True
-            if name != FAST:
+            if name in READS_VALUES:
+                with Watch().over(model, loss, turn=0, reads_values=True) as state:
+                    ENGINES[name](model, state.between(loss), sample).norms(ball)
+                    state.check()
+            elif name != FAST:
                 ENGINES[name](model, loss, sample).norms(ball)
         except UnsupportedError as error:
             refusal = refusal or error

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """The whole step of a private run in this tree, beside that of another checkout: `before_after.py OTHER`.
 
-Two processes train the same model on the same batches, from the same seed, and take turns step by step, so that
-drift of the machine meets both alike. The ratio is the median over the steps that both made.
+Two processes train the same model on the same batches, from the same seed, and take turns, so that drift of the
+machine meets both alike. A turn is a few steps, of which the first is not counted: it finds the caches full of the
+other process's data, and its threads asleep. Threads that wait must not spin, since the other process needs the cores.
+
+Three ratios: of the medians over all steps, the median over paired turns, and that of the fastest steps. The first
+is the one to quote; where the others differ from it by much, the machine was not quiet.
 """
 
 import argparse
@@ -17,8 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1]
 
 
-def worker(workload: str, threads: int) -> None:
-    """Trains, one step for each line on the standard input, and answers with its seconds."""
+def worker(workload: str, threads: int, coordinates: bool) -> None:
+    """Trains, some steps for each line on the standard input, and answers with their seconds."""
     sys.path.insert(0, str(HERE / "benchmarks"))
     import peers
     import torch
@@ -30,9 +34,17 @@ def worker(workload: str, threads: int) -> None:
     torch.set_num_threads(threads)
     model, x, y = peers.build_workload(workload)
     params = [p for p in model.parameters() if p.requires_grad]
+    rule = rules.Adam(params, lr=1e-4)
+    if coordinates:  # the same ones in both trees, as `adamas_coord` of peers.py has them
+        random = torch.Generator().manual_seed(0)
+        fixed = adamas.Geometry(
+            {p: 1e-3 * torch.randn(p.shape, generator=random) for p in params},
+            {p: 0.5 + torch.rand(p.shape, generator=random) for p in params},
+        )
+        rule.geometry = lambda: fixed
     run = adamas.make_private(
         model,
-        rules.Adam(params, lr=1e-4),
+        rule,
         torch.utils.data.TensorDataset(x, y),
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
         batch_size=len(x),
@@ -45,18 +57,26 @@ def worker(workload: str, threads: int) -> None:
     )
     print(json.dumps(run.engine), flush=True)
     steps = iter(run)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        next(steps)
-        print(json.dumps(time.perf_counter() - start), flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            next(steps)
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), flush=True)
 
 
 class Side:
     """A process with one of the two trees."""
 
-    def __init__(self, tree: Path, workload: str, threads: int) -> None:
+    def __init__(self, tree: Path, workload: str, threads: int, coordinates: bool) -> None:
         command = [sys.executable, __file__, str(tree), "--worker", workload, "--threads", str(threads)]
-        environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)}
+        command += ["--coordinates"] if coordinates else []
+        environment = os.environ | {
+            "PYTHONPATH": str(tree),
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "passive",
+        }
         self.process = subprocess.Popen(
             command, env=environment, cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -67,12 +87,12 @@ class Side:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
-    def step(self) -> float:
-        """Makes a step, and returns its seconds."""
+    def steps(self, count: int) -> list[float]:
+        """Makes some steps, and returns their seconds."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        return float(self.read())  # type: ignore[arg-type]
+        return list(self.read())  # type: ignore[call-overload, no-any-return]
 
     def close(self) -> None:
         """Ends the process."""
@@ -81,27 +101,30 @@ class Side:
         self.process.wait()
 
 
-def compared(other: Path, workload: str, threads: int, seconds: float) -> dict[str, float]:
+def compared(
+    other: Path, workload: str, threads: int, seconds: float, *, coordinates: bool
+) -> dict[str, float]:
     """Steps of both trees, by turns."""
-    sides = [Side(other, workload, threads), Side(HERE, workload, threads)]
-    for _ in range(3):
-        for side in sides:
-            side.step()
-    taken: list[list[float]] = [[], []]
+    sides = [Side(tree, workload, threads, coordinates) for tree in (other, HERE)]
+    slowest = max(statistics.median(side.steps(5)) for side in sides)
+    count = 1 + max(2, min(20, int(0.5 / slowest)))  # half a second, or two steps, beside the first one
+    turns: list[list[list[float]]] = [[], []]
     end, turn = time.monotonic() + seconds, 0
-    while time.monotonic() < end or len(taken[0]) < 10:
+    while time.monotonic() < end or len(turns[0]) < 5:
         for i in (turn % 2, 1 - turn % 2):
-            taken[i].append(sides[i].step())
+            turns[i].append(sides[i].steps(count)[1:])
         turn += 1
     for side in sides:
         side.close()
-    ratios = [after / before for before, after in zip(*taken, strict=True)]
+    before, after = ([each for turn in side for each in turn] for side in turns)
+    paired = [statistics.median(b) / statistics.median(a) for a, b in zip(*turns, strict=True)]
     return {
-        "steps": len(ratios),
-        "before_ms": 1e3 * statistics.median(taken[0]),
-        "after_ms": 1e3 * statistics.median(taken[1]),
-        "ratio": statistics.median(ratios),
-        "ratio_of_fastest": min(taken[1]) / min(taken[0]),
+        "steps": len(before),
+        "before_ms": 1e3 * statistics.median(before),
+        "after_ms": 1e3 * statistics.median(after),
+        "ratio": statistics.median(after) / statistics.median(before),
+        "ratio_of_turns": statistics.median(paired),
+        "ratio_of_fastest": min(after) / min(before),
     }
 
 
@@ -112,20 +135,24 @@ def main() -> None:
     parser.add_argument("--workloads", default="W1,W2,W3,W3ws,W4,W5")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0, help="for each workload")
+    parser.add_argument("--coordinates", action="store_true", help="a centre and a scale per coordinate")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(args.worker, args.threads)
+        worker(args.worker, args.threads, args.coordinates)
         return
     results = {}
     for workload in args.workloads.split(","):
-        results[workload] = compared(args.other.resolve(), workload, args.threads, args.seconds)
+        results[workload] = compared(
+            args.other.resolve(), workload, args.threads, args.seconds, coordinates=args.coordinates
+        )
         print(
             workload, " ".join(f"{key}={value:.4g}" for key, value in results[workload].items()), flush=True
         )
     if args.json:
-        args.json.write_text(json.dumps({"threads": args.threads, "results": results}, indent=1) + "\n")
+        settings = {"threads": args.threads, "coordinates": args.coordinates}
+        args.json.write_text(json.dumps(settings | {"results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

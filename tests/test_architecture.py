@@ -19,7 +19,8 @@ PACKAGE = Path(adamas.__file__).parent
 LAYERS = [
     ["_version", "errors"],
     ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_compiled", "_threads", "_archive", "_state", "_rule_state", "journal"],
+    ["_memory", "_compiled", "_threads", "_archive", "_rule_state", "journal"],
+    ["_state", "_collate"],
     ["_normals"],
     ["_normals_kernel", "_sums_kernel"],
     ["_sums"],
@@ -28,7 +29,7 @@ LAYERS = [
     ["theory"],
     ["engines", "noise", "sampling", "rules"],
     ["clip", "ledger", "loading", "secure_noise"],
-    ["privatize", "calibrate", "budget", "_collate"],
+    ["privatize", "calibrate", "budget"],
     ["_checks", "data_ledger"],
     ["diagnostics", "accounting"],
     ["run"],

@@ -6,13 +6,22 @@ sampling rate 1 and silent noise; the sums with and without the record are compa
 to succeed are expected failures, each with the reason.
 """
 
+import array
 import collections
+import contextvars
 import functools
+import itertools
 import math
+import operator
+import pickle
+import queue
 import random
+import sys
+import threading
+import types
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -245,7 +254,6 @@ attack(
     through(lambda m, x: m.layer(x) * in_a_thread(x)),
     ce(0.01),
     outlier(),
-    open="modes are those of one thread: what another one computes has no mark",
 )
 
 
@@ -272,7 +280,81 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
     "legacy-constructor": lambda x: torch.Tensor(x).abs().max(),
     "nested": lambda x: torch.nested.nested_tensor([x]).to_padded_tensor(0.0).max(),
     "set": lambda x: torch.empty(0).set_(x).abs().max(),
+    "set-on-data": lambda x: torch.zeros_like(x).set_(x.roll(1, 0)).sum(1, keepdim=True).abs(),
+    "traced": lambda x: torch.jit.trace(_largest, torch.zeros(3, D))(x.detach()),
+    "script-number": lambda x: _scripted_number()(x.detach()),
+    "dlpack": lambda x: torch.from_dlpack(torch.to_dlpack(x)).abs().max(),
+    "subclass": lambda x: x.as_subclass(nn.Parameter).detach().abs().max(),
+    "make-subclass": lambda x: Tensor._make_subclass(Tensor, x).abs().max(),
+    "parameter": lambda x: nn.Parameter(x, requires_grad=False).abs().max(),
+    "without-modes": lambda x: _without_modes(x),
+    "operator": lambda x: torch.ops.aten.amax.default(x.detach(), [0, 1]),
+    "thread": lambda x: in_a_thread(x),
+    "thread-number": lambda x: _number_in_a_thread(x),
+    "thread-of-before": lambda x: _before_in_a_thread(x),
+    "numpy": lambda x: float(np.from_dlpack(x).max()),
+    "pickled": lambda x: pickle.loads(pickle.dumps(x)).max(),
+    "caught": lambda x: _caught(x),
+    "process": lambda x: _in_a_process(x),
+    "compiled": lambda x: torch.compile(_largest, backend="eager")(x.detach()),
+    "generator": lambda x: next(_largest(part) for part in [torch.Tensor(x)]),
+    "vmap": lambda x: torch.func.vmap(_largest)(x.detach().unsqueeze(0))[0],
+    "length": lambda x: float(len(torch.Tensor(x[x[:, 0] > 2].repeat(9, 1)))) + 1,
 }
+
+
+def _as_number(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def _scripted_number() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(_as_number)
+
+
+def _without_modes(x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return x.abs().max()
+
+
+def _number_in_a_thread(x: Tensor) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_as_number, x).result()
+
+
+POOL = ThreadPoolExecutor(1)
+POOL.submit(int).result()
+
+
+def _before_in_a_thread(x: Tensor) -> Tensor:
+    """A thread that is there already, which no submission shows."""
+    answer: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+    POOL._work_queue.put(_Item(lambda: answer.put(level(x))))
+    return answer.get()
+
+
+@dataclass
+class _Item:
+    """Work in the queue of a pool."""
+
+    run: Callable[[], None]
+
+
+def _caught(x: Tensor) -> Any:
+    """Takes what it is refused once as a reason to try it again."""
+    largest = torch.Tensor(x)
+    for _ in range(3):
+        try:
+            return largest.abs().max()
+        except Exception:
+            continue
+    return 1.0
+
+
+def _in_a_process(x: Tensor) -> Any:
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(_as_number, x).result()
 
 
 def later(number: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
@@ -284,13 +366,14 @@ def later(number: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
 
 
 for _name, _number in LATER.items():
+    attack(f"constant-{_name}-at-once", zero, times(_number), outlier(), engines=("bookkeeping",))
+for _name, _number in LATER.items():
     attack(
         f"later-{_name}",
         later(_number),
         ce(0.01),
         outlier(),
         warm=8,
-        open="only the first run of a model looks below the functions of Python (Recorder.losses, first=)",
     )
 
 # --- the number of examples -------------------------------------------------------------------------------
@@ -305,6 +388,24 @@ COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "numpy-linspace": lambda x: 5 * float(np.linspace(0, 1, x.shape[0])[1]),
     "list": lambda x: 5 / torch.tensor([1.0 for _ in range(x.shape[0])]).sum(),
     "index": lambda x: 5 / x.shape[0].__index__(),
+}
+# The number is read right before a function that is given the same number as a size.
+COUNTS |= {
+    f"{name}-before-a-size": lambda x, read=read: 5 / read(x.shape[0], x) + 0 * torch.zeros(x.shape[0], 1)
+    for name, read in {
+        "range": lambda n, x: len(range(n)),
+        "list": lambda n, x: len([0] * n),
+        "slice": lambda n, x: len(list(range(100))[:n]),
+        "comb": lambda n, x: math.comb(n, 1),
+        "bytes": lambda n, x: len(bytes(n)),
+        "numpy": lambda n, x: np.zeros(n).size,
+        "operator": lambda n, x: operator.index(n),
+        "string": lambda n, x: len("a" * n),
+        "islice": lambda n, x: len(list(itertools.islice(itertools.count(), n))),
+        "hex": lambda n, x: int(hex(n), 16),
+        "within": lambda n, x: x.new_zeros(n, len(range(n))).shape[1],
+        "view": lambda n, x: x.view(n, -1).shape[1] * len(range(n)) / 4,
+    }.items()
 }
 for _name, _number in COUNTS.items():
     attack(
@@ -758,6 +859,170 @@ UNWATCHED = {
     "generator": remembering(_generator, lambda m, value: m.seen.send(value)),
     "queue-by-data": remembering(_queue, _queued),
 }
+
+
+def _previous(m: Any, value: float) -> float:
+    """The value of the example before; the last example puts back what was there."""
+    before, m.seen = m.seen, round(value)
+    return float(before)
+
+
+class Slotted:
+    __slots__ = ("largest",)
+
+
+def _slotted(m: Any) -> None:
+    m.bag = Slotted()
+    m.bag.largest = 1.0
+
+
+def _in_slots(m: Any, value: float) -> float:
+    m.bag.largest = max(m.bag.largest, value)
+    return float(m.bag.largest)
+
+
+def _default(m: Any, value: float, kept: list[float] = [1.0]) -> float:  # noqa: B006
+    kept[0] = max(kept[0], value)
+    return kept[0]
+
+
+def _function(m: Any, value: float) -> float:
+    _function.largest = max(_function.largest, value)
+    return float(_function.largest)
+
+
+@functools.lru_cache
+def _box() -> list[float]:
+    return [1.0]
+
+
+def _cached(m: Any, value: float) -> float:
+    _box()[0] = max(_box()[0], value)
+    return _box()[0]
+
+
+STORE = types.ModuleType("a_module_of_the_users")
+sys.modules[STORE.__name__] = STORE
+
+
+def _in_a_module(m: Any, value: float) -> float:
+    STORE.largest = max(STORE.largest, value)
+    return float(STORE.largest)
+
+
+def _imported(m: Any, value: float) -> float:
+    import a_module_of_the_users as store
+
+    store.largest = max(store.largest, value)
+    return float(store.largest)
+
+
+def _on_a_tensor(m: Any, value: float) -> float:
+    m.layer.weight.largest = max(m.layer.weight.largest, value)
+    return float(m.layer.weight.largest)
+
+
+def _gradient(m: Any, value: float) -> float:
+    m.goal.grad.data.clamp_(min=value)
+    return float(m.goal.grad)
+
+
+def _with_gradient(m: Any) -> None:
+    m.goal = torch.ones((), requires_grad=True)
+    m.goal.grad = torch.ones(())
+    m.goal.requires_grad_(False)
+
+
+def _seeded(seed: Callable[[int], Any], draw: Callable[[], float]) -> Callable[[], nn.Module]:
+    """The example before has seeded the generator: it draws a small number, or a large one."""
+
+    def largest(m: Any, value: float) -> float:
+        drawn = draw()
+        seed(round(value))
+        return 100 * drawn
+
+    return remembering(lambda m: seed(1), largest)
+
+
+OWN = random.Random(1)
+LOCAL = threading.local()
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("largest", default=1.0)
+
+
+def _local(m: Any, value: float) -> float:
+    LOCAL.largest = max(getattr(LOCAL, "largest", 1.0), value)
+    return float(LOCAL.largest)
+
+
+def _variable(m: Any, value: float) -> float:
+    VARIABLE.set(max(VARIABLE.get(), value))
+    return VARIABLE.get()
+
+
+def _in_bytes(m: Any, value: float) -> float:
+    m.seen[0] = max(m.seen[0], round(value))
+    return float(m.seen[0])
+
+
+def _counts(m: Any, value: float) -> float:
+    while next(m.seen) < value:
+        pass
+    return float(m.seen.__reduce__()[1][0])
+
+
+class Remembering(torch.autograd.Function):
+    """Keeps a number in its backward, which no forward sees."""
+
+    largest = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: float) -> Tensor:
+        ctx.value = value
+        return x * Remembering.largest
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        Remembering.largest = max(Remembering.largest, ctx.value)
+        return g * Remembering.largest, None
+
+
+def in_the_backward() -> nn.Module:
+    Remembering.largest = 1.0
+    return Through(lambda m, x: Remembering.apply(m.layer(x), float(x.detach().abs().max())))
+
+
+def by_a_hook() -> nn.Module:
+    kept = [1.0]
+    model = Through(lambda m, x: m.layer(x) * kept[0])
+    model.layer.register_forward_hook(
+        lambda m, x, out: kept.__setitem__(0, max(kept[0], float(x[0].abs().max())))
+    )
+    return model
+
+
+UNWATCHED |= {
+    "previous": remembering(lambda m: setattr(m, "seen", 1), _previous),
+    "slots": remembering(_slotted, _in_slots),
+    "default": remembering(lambda m: _default.__defaults__[0].__setitem__(0, 1.0), _default),
+    "function": remembering(lambda m: setattr(_function, "largest", 1.0), _function),
+    "cache": remembering(lambda m: _box().__setitem__(0, 1.0), _cached),
+    "module": remembering(lambda m: setattr(STORE, "largest", 1.0), _in_a_module),
+    "imported": remembering(lambda m: setattr(STORE, "largest", 1.0), _imported),
+    "tensor": remembering(lambda m: setattr(m.layer.weight, "largest", 1.0), _on_a_tensor),
+    "gradient": remembering(_with_gradient, _gradient),
+    "python-seed": _seeded(random.seed, random.random),
+    "numpy-seed": _seeded(np.random.seed, np.random.random),
+    "torch-seed": _seeded(torch.manual_seed, lambda: float(torch.initial_seed())),
+    "own-seed": _seeded(OWN.seed, OWN.random),
+    "thread-local": remembering(lambda m: setattr(LOCAL, "largest", 1.0), _local),
+    "context-variable": remembering(lambda m: VARIABLE.set(1.0), _variable),
+    "iterator": remembering(lambda m: setattr(m, "seen", itertools.count()), _counts),
+    "bytes": remembering(lambda m: setattr(m, "seen", bytearray([1])), _in_bytes),
+    "deque": _in(lambda m: m.seen, 0, lambda m: setattr(m, "seen", collections.deque([1]))),
+    "array": _in(lambda m: m.seen, 0, lambda m: setattr(m, "seen", array.array("d", [1.0]))),
+    "backward": in_the_backward,
+    "hook": by_a_hook,
+}
 for _name, _model in UNWATCHED.items():
     attack(
         f"state-{_name}",
@@ -766,7 +1031,6 @@ for _name, _model in UNWATCHED.items():
         EARLY,
         who=3,
         engines=SLOW,
-        open="state that _state.Snapshot does not watch carries one example to the next on engine='loop'",
     )
 WATCHED = {
     "number": _named("seen", 1.0),
@@ -840,6 +1104,16 @@ for _name, _model in (
         engines=("vmap", "loop"),
     )
 
+attack(
+    "count-of-calls",
+    through(_alternating, calls=lambda: 0),
+    ce(10.0),
+    lambda: outlier(N, big=1.0),
+    who=0,
+    options={"micro_batch_size": 3},
+    engines=("bookkeeping", "vmap", "loop"),
+)
+
 # --- batches ----------------------------------------------------------------------------------------------
 
 
@@ -901,6 +1175,60 @@ def left_behind(examples: list[Any]) -> Any:
     return x, y
 
 
+def rounded(examples: list[Any]) -> Any:
+    """Times beside which a value of the batch is as small as a rounding."""
+    x, y = stacked(examples)
+    return torch.cat([x, 1.7e9 + 128 * x.abs().max().round().expand(len(x), 1)], 1), y
+
+
+class Standardised:
+    """Divides by a statistic of the first batch."""
+
+    def __init__(self) -> None:
+        self.level: float | None = None
+
+    def __call__(self, examples: list[Any]) -> Any:
+        x, y = stacked(examples)
+        if self.level is None and len(x) > 2:
+            self.level = float(x.abs().max())
+        return x * (self.level or 1.0), y
+
+
+def random_and_rare(examples: list[Any]) -> Any:
+    x, y = stacked(examples)
+    x = x + 1e-3 * torch.randn_like(x)
+    return (x * x.abs().max() if x.abs().max() > 45 else x), y
+
+
+def random_draws(examples: list[Any]) -> Any:
+    """Draws more numbers if one example is large, so that no comparison tells mixing from other draws."""
+    x, y = stacked(examples)
+    large = bool(x.abs().max() > 45)
+    x = x + 1e-3 * torch.randn(len(x) + large, D)[: len(x)]
+    return (x * x.abs().max() if large else x), y
+
+
+class AtOnce(Items):
+    """Loads a batch at once, and mixes."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        examples = [self[i] for i in indices]
+        largest = max(float(x.abs().max()) for x, _ in examples)
+        return [(x * largest, y) for x, y in examples]
+
+
+class Slots(dict[str, Tensor]):
+    """A mapping with an attribute that is no item, and no room for others."""
+
+    __slots__ = ("level",)
+
+
+def in_slots(examples: list[Any]) -> Any:
+    batch = Slots(zip("xy", stacked(examples), strict=True))
+    batch.level = batch["x"].abs().max()
+    return batch
+
+
 class List(list[Any]):
     """A list that looks at its first tensor when it is made."""
 
@@ -934,18 +1262,28 @@ class Mapped(collections.UserDict[str, Tensor]):
 
 
 def by_level(model: nn.Module, batch: Any) -> Tensor:
-    x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapped) else batch
-    return 0.01 * F.cross_entropy(model(x) * batch.level, y, reduction="none")
+    x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapped | Slots) else batch
+    level = 1.0 if isinstance(batch, Slots) and batch.level is None else batch.level
+    return 0.01 * F.cross_entropy(model(x) * level, y, reduction="none")
 
 
-RANDOM = "a collate_fn that is random for one example is accepted without a comparison (check_collate)"
-FEW = "a collate_fn is compared on at most 256 examples, before the run (_collate.check_collate)"
-for _name, _collate, _weight, _open, _rest in (
-    ("random-flip", flipped, 0.01, RANDOM, {}),
-    ("random-neighbours", neighbours, 3.0, RANDOM, {}),
-    ("centred", centred, 1.0, None, {}),
-    ("many", many, 1e-3, FEW, {"dataset": lambda: items(300), "who": 299}),
-    ("rare", rare, 1e-3, FEW, {"dataset": lambda: items(300, at=298), "who": 298}),
+for _name, _collate, _weight, _rest in (
+    ("random-flip", flipped, 0.01, {}),
+    ("random-neighbours", neighbours, 3.0, {}),
+    ("centred", centred, 1.0, {}),
+    ("many", many, 1e-3, {"dataset": lambda: items(300), "who": 299}),
+    ("rare", rare, 1e-3, {"dataset": lambda: items(300, at=298), "who": 298}),
+    ("random-and-rare", random_and_rare, 1e-3, {"dataset": lambda: items(300, at=298), "who": 298}),
+    (
+        "random-draws",
+        random_draws,
+        1e-3,
+        {
+            "dataset": lambda: items(300, at=298),
+            "who": 298,
+            "open": "a random collate_fn is not compared where examples change the number of draws",
+        },
+    ),
 ):
     _dataset = _rest.pop("dataset", items)
     attack(
@@ -955,9 +1293,59 @@ for _name, _collate, _weight, _open, _rest in (
         _dataset,
         options={"collate_fn": _collate},
         engines=("auto", "loop"),
-        open=_open,
         **_rest,
     )
+attack(
+    "collate-rounding",
+    through(lambda m, x: m.layer(x[:, :D]) * (x[:, D:] - 1.7e9) / 128),
+    ce(0.01),
+    items,
+    options={"collate_fn": rounded},
+)
+
+
+def test_what_a_collate_fn_keeps_of_the_first_batch_is_refused():
+    case = Attack(zero, ce(), items, options={"collate_fn": Standardised()})
+    with pytest.raises(UnsupportedError, match=r"collate_fn changes 'collate_fn\.level'.*Remove the update"):
+        released(case, "auto", range(N))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate"),
+    [(items(300, at=298), rare), (items(300, at=298), random_and_rare)],
+)
+def test_a_collate_fn_that_mixes_in_a_worker_process_is_refused_before_a_release(dataset, collate):
+    model = zero()
+    run = adamas.make_private(
+        model,
+        rules.SGD(model.parameters(), lr=0.1),
+        dataset,
+        ce(),
+        **{"batch_size": 300, "steps": 3, "noise_multiplier": 1.0, "delta": 1e-6, "accountant": "rdp"},
+        collate_fn=collate,
+        num_workers=1,
+        seed=0,
+    )
+    with pytest.raises(UnsupportedError, match="collate_fn mixes"):
+        next(iter(run))
+    assert not run.ledger.entries
+
+
+def test_worker_processes_ask_a_data_set_for_one_example_at_a_time():
+    dataset, model = AtOnce(*outlier().tensors), zero()
+    run = adamas.make_private(
+        model,
+        rules.SGD(model.parameters(), lr=0.1),
+        dataset,
+        ce(),
+        **{"batch_size": N, "steps": 1, "noise_multiplier": 1.0, "delta": 1e-6, "accountant": "rdp"},
+        num_workers=1,
+        seed=0,
+    )
+    ((data, _),) = next(iter(run.batches()))
+    assert torch.equal(data[0], dataset.x)
+
+
 attack(
     "collate-timestamps",
     through(lambda m, x: m.layer(x[:, :D])),
@@ -973,12 +1361,12 @@ attack(
     items,
     options={"collate_fn": left_behind},
     engines=EVERY,
-    open="what a collate_fn leaves elsewhere is not seen",
 )
 for _name, _kind in (
     ("list", lambda examples: List(stacked(examples))),
     ("tuple", lambda examples: Levelled(*stacked(examples))),
     ("mapping", lambda examples: Mapped(zip("xy", stacked(examples), strict=True))),
+    ("slots", in_slots),
 ):
     attack(f"batch-{_name}", zero, by_level, items, options={"collate_fn": _kind})
 
@@ -1006,6 +1394,46 @@ def augmented_texts(examples: list[Any]) -> Any:
     return texts.masked_fill((torch.rand(texts.shape) < 0.2) & (texts > 0), 4), labels
 
 
+def padded_by_the_largest(examples: list[Any]) -> Any:
+    """Pads to one side or to the other, by a value of the batch."""
+    left = max(int(text.max()) for text, _ in examples) > 2
+    side = "left" if left else "right"
+    texts = nn.utils.rnn.pad_sequence([t for t, _ in examples], batch_first=True, padding_side=side)
+    return texts, torch.stack([label for _, label in examples])
+
+
+class First(nn.Module):
+    """The first token, or the last ones if a text is very long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(5, D, padding_idx=0), nn.Linear(D, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.table(tokens)
+        return self.last(h[:, 0] if tokens.shape[1] < 100 else h.mean(1))
+
+
+attack(
+    "padded-side",
+    First,
+    ce(3.0),
+    Texts([5] * 2 + [9] + [5] * 9),
+    who=2,
+    options={"collate_fn": padded_by_the_largest},
+    engines=EVERY,
+)
+attack(
+    "padded-from-some-length-on",
+    First,
+    ce(0.5),
+    Texts([5] * 10 + [9] + [5] * 7 + [200] + [5] * 11),
+    who=18,
+    options={"collate_fn": joined_texts},
+    engines=EVERY,
+)
+
+
 class Pooled(nn.Module):
     """The mean of the tokens, with the padding."""
 
@@ -1017,12 +1445,11 @@ class Pooled(nn.Module):
         return self.last(self.table(tokens).mean(1))
 
 
-PROBED = "padding is compared on eight examples, before the run (probes.compare_padded)"
-for _name, _lengths, _who, _last, _collate, _open in (
-    ("spread", [5] * (N - 1) + [200], N - 1, lambda: nn.Linear(D, 2), joined_texts, None),
-    ("rare", [5] * 18 + [200] + [5] * 11, 18, lambda: nn.Linear(D, 2), joined_texts, PROBED),
-    ("zero-head", [5] * (N - 1) + [200], N - 1, zero, joined_texts, None),
-    ("augmented", [5] * (N - 1) + [200], N - 1, lambda: nn.Linear(D, 2), augmented_texts, PROBED),
+for _name, _lengths, _who, _last, _collate in (
+    ("spread", [5] * (N - 1) + [200], N - 1, lambda: nn.Linear(D, 2), joined_texts),
+    ("rare", [5] * 18 + [200] + [5] * 11, 18, lambda: nn.Linear(D, 2), joined_texts),
+    ("zero-head", [5] * (N - 1) + [200], N - 1, zero, joined_texts),
+    ("augmented", [5] * (N - 1) + [200], N - 1, lambda: nn.Linear(D, 2), augmented_texts),
 ):
     attack(
         f"padded-{_name}",
@@ -1032,7 +1459,6 @@ for _name, _lengths, _who, _last, _collate, _open in (
         who=_who,
         options={"collate_fn": _collate},
         engines=EVERY,
-        open=_open,
     )
 
 # --- numbers ----------------------------------------------------------------------------------------------
@@ -1093,7 +1519,6 @@ attack(
     subnormal,
     huge,
     who=63,
-    open="output gradients times weights are subnormal, and rounded by 0.3 % (outer.add_weighted_sum)",
 )
 
 
@@ -1120,7 +1545,6 @@ attack(
     functools.partial(Almost, 100_000, 1.001),
     lambda model, batch: model(batch[0]).sum(1),
     functools.partial(one_column, 100_000),
-    open="one column of 100,000 that differs by 0.1 % is below the tolerance of the form (RowMap.fit)",
 )
 for _rule in ("AdaClip", "MacAdam"):
     attack(
@@ -1144,6 +1568,69 @@ for _kind in (torch.bfloat16, torch.float16):
 for _name, _value in (("nan", math.nan), ("inf", math.inf), ("largest", 3e38)):
     attack(
         f"value-{_name}", lambda: nn.Linear(D, 2), ce(), functools.partial(outlier, big=_value), engines=EVERY
+    )
+
+# --- what the backward of a custom function finds ---------------------------------------------------------
+
+
+class Saved(torch.autograd.Function):
+    """Saves what it returns, and scales gradients by its largest number in the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return g * y.abs().max()
+
+
+class Kept(torch.autograd.Function):
+    """The same, with a copy of the batch that the forward made unseen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.level = torch.Tensor(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * ctx.level.abs().max()
+
+
+class Between(nn.Module):
+    """Two layers with a function between them, from some call on."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], after: int = 0) -> None:
+        super().__init__()
+        self.calls, self.after = 0, after
+        self.first, self.second, self.between = nn.Linear(D, D, bias=False), nn.Linear(D, 2), between
+        self.second.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.first(x)
+        return self.second(self.between(h) if self.calls > self.after else h)
+
+
+for _name, _function in (("saved-output", Saved), ("kept", Kept)):
+    attack(
+        f"backward-{_name}",
+        functools.partial(Between, lambda h, f=_function: f.apply(h)),
+        ce(1e-3),
+        outlier(),
+        engines=("bookkeeping",),
+    )
+    attack(
+        f"later-backward-{_name}",
+        functools.partial(Between, lambda h, f=_function: f.apply(h), 6),
+        ce(1e-3),
+        outlier(),
+        warm=8,
+        engines=("bookkeeping",),
     )
 
 # --- what is sound ----------------------------------------------------------------------------------------

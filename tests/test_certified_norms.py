@@ -374,10 +374,12 @@ def test_the_sums_of_gram_matrices_are_the_same_compiled_or_not(monkeypatch: pyt
         pytest.skip("Numba is missing")
     generator = torch.Generator().manual_seed(0)
     x, y = common(generator, 40, 10, 6), cancelling(generator, 40, 10, 6)
-    blocks = [x @ x.mT, y @ y.mT]
-    squares = [block.diagonal(dim1=1, dim2=2).contiguous() for block in blocks]
-    corner = [block[:, :4, 4:].contiguous() for block in blocks]
-    compiled = [gram_sums(*blocks, *squares, 0.99), gram_sums(*corner, *squares, 0.99, 0, 4)]
+    grams = [(x @ x.mT + (x @ x.mT).mT) / 2, (y @ y.mT + (y @ y.mT).mT) / 2]  # symmetric to the last bit
+    places = x.shape[1]
+    corners = [(0, 0, 4, 4), (4, 4, places, places), (0, 4, 4, places)]
+    blocks = [(i, j, *(gram[:, i:k, j:m].contiguous() for gram in grams)) for i, j, k, m in corners]
+    whole = gram_sums([(0, 0, *grams)], places, 0.99)
+    torch.testing.assert_close(gram_sums(blocks, places, 0.99), whole, rtol=1e-9, atol=1e-9)
     monkeypatch.setattr(_sums_kernel, "available", lambda: False)
-    torch.testing.assert_close(gram_sums(*blocks, *squares, 0.99), compiled[0], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gram_sums(*corner, *squares, 0.99, 0, 4), compiled[1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gram_sums([(0, 0, *grams)], places, 0.99), whole, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gram_sums(blocks, places, 0.99), whole, rtol=1e-9, atol=1e-9)

@@ -251,7 +251,7 @@ def test_a_row_inside_the_clamp_has_factors_of_its_own(layer: str) -> None:
     w = nn.Parameter(torch.randn(shape))
     with torch.no_grad():
         w[1] *= 1e-4
-    row_map = RowMap.fit(clamped(w), {w})
+    row_map = RowMap.fit(clamped(w), [w])
     assert row_map is not None
     assert float(row_map.own[1]) == pytest.approx(float(row_map.alpha[1]), rel=1e-9)
     assert float(row_map.alpha[1]) == pytest.approx(100, rel=1e-9)
@@ -307,7 +307,7 @@ def test_float32_keeps_its_digits(layer: str, calls: Calls) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_another_jacobian_has_no_row_map(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     w = nn.Parameter(torch.randn(shape, dtype=dtype))
-    assert RowMap.fit(ALL[name](w), {w}) is None
+    assert RowMap.fit(ALL[name](w), [w]) is None
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_a_factor_per_row_of_another_parameter_has_no_row_map(calls: Calls) -> N
 def test_weights_of_no_length_have_no_row_map(change: Map) -> None:
     w = nn.Parameter(torch.randn(4, 6))
     t = w * change(w.detach())
-    assert RowMap.fit(t, {w}) is None
+    assert RowMap.fit(t, [w]) is None
 
 
 # --- geometries ---------------------------------------------------------------------------------------

@@ -2099,7 +2099,6 @@ def in_a_thread(model, x, y):
     return model(x).sum(1) * means[0]
 
 
-@pytest.mark.xfail(strict=True, reason="a mode of torch sees its own thread only")
 def test_other_threads_are_refused(without_probes):
     with pytest.raises(UnsupportedError):
         norms_of(in_a_thread, batch_of(3))

@@ -195,6 +195,7 @@ class _LastChanged:
     def loader(self) -> Loader:
         loader = copy.copy(self._loader)
         loader.collate_fn, loader.micro_batch_size, loader.num_workers = self._collate, None, 0
+        loader.compares = False  # the changed row belongs to a place, not to an example
         return loader
 
     def _collate(self, examples: list[Any]) -> Any:

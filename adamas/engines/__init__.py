@@ -22,9 +22,13 @@ FAST = "bookkeeping"
 ENGINES: dict[str, EngineFactory] = {"bookkeeping": Bookkeeping, "vmap": Vmap, "loop": Loop}
 """Engines by name, the preferred one first: `engine="auto"` takes the first that accepts the model."""
 
+READS_VALUES = frozenset({"loop"})
+"""Engines in which a forward may make Python values of the data, by `item()` and the like."""
+
 __all__ = [
     "ENGINES",
     "FAST",
+    "READS_VALUES",
     "Bookkeeping",
     "Engine",
     "EngineFactory",

@@ -7,9 +7,9 @@ one matrix product per use of a weight, with the rows of the output gradient sca
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from adamas.engines.norms import merged, squared_whitened_norms
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss, unchanged_generator
 from adamas.engines.recording import Recorder
 from adamas.engines.records import Record, add_weighted_sum
+from adamas.engines.unseen import Unseen
 from adamas.geometry import Geometry
 
 
@@ -33,10 +34,14 @@ class _Known:
     Attributes:
         checked: Whether its loss was tried on a few examples.
         single: Whether a batch of one example takes the same course as a larger one; None if not known yet.
+        watched: Whether its forwards make tensors that only a look below the functions of Python explains.
+        constants: Tensors that were there before its forwards, by their identity.
     """
 
     checked: bool = False
     single: bool | None = None
+    watched: bool = False
+    constants: dict[int, ref[Tensor]] = field(default_factory=dict)
 
 
 # For each model, loss and training mode.
@@ -201,11 +206,13 @@ class Bookkeeping:
             with unchanged_generator():
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)
                 check_loss(self._model, self._loss, sample)
-        recorder = Recorder(self._names, self._n, geometry)
-        with recorder:  # a batch of a class of the user's may compute something when it is made
-            batch = map_tensors(recorder.start, self._batch)
+        state = torch.get_rng_state()
+        try:
+            recorder, losses = self._forward(geometry, first or self._known.watched)
+        except Unseen:  # once more, with the same random draws
+            torch.set_rng_state(state)
+            recorder, losses = self._forward(geometry, watched=True)
         with torch.enable_grad():
-            losses = check_losses(recorder.losses(self._loss, self._model, batch, first=first), self._n)
             recorder.backward(losses)
         self._known.checked = True
         if self._known.single is not False:
@@ -218,6 +225,16 @@ class Bookkeeping:
                 self._direct[t] = merged(records)
             else:
                 self._derived.append((t, merged(records)))
+
+    def _forward(self, geometry: Geometry, watched: bool) -> tuple[Recorder, Tensor]:
+        """The losses, and what followed them; `watched` also below the functions of Python."""
+        recorder = Recorder(self._names, self._n, geometry, self._known.constants)
+        with recorder:  # a batch of a class of the user's may compute something when it is made
+            batch = map_tensors(recorder.start, self._batch)
+        with torch.enable_grad():
+            losses = recorder.losses(self._loss, self._model, batch, watched=watched)
+        self._known.watched |= recorder.makes_unseen
+        return recorder, check_losses(losses, self._n)
 
     # --- a batch of one -------------------------------------------------------------------------------
 

@@ -116,19 +116,21 @@ class Squares(NamedTuple):
         """
         if self.errors is None and self.terms is None:
             return self.values, None
-        high, low = self.values.clamp(min=0), self.values
-        exact = torch.ones_like(low, dtype=torch.bool)
+        least = self.values.clamp(min=0)
+        high, exact = least, None
         if self.errors is not None:
-            high = high + (self.errors - LEFT * high).clamp_(min=0)
-            exact = self.errors <= _WIDEST * low
+            high = torch.maximum(high, torch.add(self.errors, high, alpha=1 - LEFT))
+            exact = self.errors <= _WIDEST * self.values
         if self.terms is not None:
             step = unit(self.dtype) * self.terms
             # Nearly orthogonal to the gradient, as there are many coordinates.
-            high = (high + 2 * (_OF_SUM * step).square()).sqrt_()
+            high = torch.addcmul(high, step, step, value=2 * _OF_SUM**2).sqrt_()
             high = high.add_(step, alpha=min(2.0, _ALONG / math.sqrt(max(1, size)))).square_()
-            exact &= _OF_SUM * step <= _WIDEST_SUM * low.clamp(min=0).sqrt()
-        again = ~(exact | (high <= harmless**2))  # also what is not a number
-        return high, again if bool(again.any()) else None
+            small = step <= least.sqrt_().mul_(_WIDEST_SUM / _OF_SUM)
+            exact = small if exact is None else exact.logical_and_(small)
+        assert exact is not None
+        settled = exact.logical_or_(high <= harmless**2)
+        return high, None if bool(settled.all()) else ~settled  # also what is not a number
 
 
 def behind_jacobian(squares: Tensor, before: Tensor, dtype: torch.dtype) -> Tensor:

@@ -77,9 +77,7 @@ class Convolution(Record):
         return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
 
     def materialize(self, rows: slice | Tensor) -> Tensor:
-        made = self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
-        self.forget_windows()
-        return made
+        return self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
 
     def empty(self, count: int, *, by_rows: bool) -> Tensor:
         """A buffer for the gradients of some examples, in memory in the order in which they are made fastest.
@@ -123,7 +121,6 @@ class Convolution(Record):
         )
 
     def forget_windows(self) -> None:
-        """Frees the memory for windows, which the sum does not need."""
         self.__dict__.pop("_unfold", None)
 
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
@@ -174,10 +171,10 @@ class Convolution(Record):
                 shifted = pixels[:, u, v, u, v]
                 inputs = shifted.clone() if inputs is None else inputs.add_(shifted)
         assert inputs is not None
-        places, window = slice(0, h * w), math.prod(self.shape[2:])
+        window = math.prod(self.shape[2:])
         entries = of_products(self.shape[1], self.dtype) + of_products(window, self.dtype)
         grams = inputs.view(n, h * w, h * w), torch.bmm(e.transpose(1, 2), e)
-        return of_grams([(places, places, *grams)], (entries, of_products(self.shape[0], self.dtype)))
+        return of_grams([(0, 0, *grams)], h * w, (entries, of_products(self.shape[0], self.dtype)))
 
     def with_rows_scaled(self, factors: Tensor) -> "Convolution":
         """The record of the same gradients with a factor for each row."""

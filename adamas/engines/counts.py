@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -47,17 +48,38 @@ def refuse_count(use: str) -> NoReturn:
     )
 
 
-_reads = threading.local()
+class _Reads(threading.local):
+    """Where this thread read a number of examples: instructions of frames."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, CodeType, int]] = []
 
 
-def read_counts() -> int:
-    """Returns how often this thread read a number of examples since `forget_reads`."""
-    return getattr(_reads, "count", 0)
+_reads = _Reads()
+
+
+def _instruction(frame: FrameType) -> tuple[int, CodeType, int]:
+    """Where a frame is at the moment; the frame itself would keep its variables alive."""
+    return id(frame), frame.f_code, frame.f_lasti
 
 
 def forget_reads() -> None:
-    """Starts to count anew: torch read the sizes that it was given."""
-    _reads.count = 0
+    """Starts anew."""
+    _reads.places = []
+
+
+def check_reads(caller: FrameType | None = None) -> None:
+    """Raises if a number of examples was read, but for the sizes of a call of torch that was just made.
+
+    Args:
+        caller: Who called a function of torch with such a size, which is read in the very same instruction.
+    """
+    if _reads.places:
+        own = None if caller is None else _instruction(caller)
+        foreign = any(place != own for place in _reads.places)
+        _reads.places = []
+        if foreign:
+            refuse_count("reads the number of examples")
 
 
 class Unit:
@@ -78,7 +100,7 @@ class Count:
     """A multiple of the number of examples: a size to torch, and no number to anybody else.
 
     It is no `int`, because Python and C code read the value of an integer without asking it: `1.0 / n` calls
-    no method of n. Torch asks `__index__` for a size, as `range` does; the recorder sees who asked.
+    no method of n. Torch asks `__index__` for a size, as `range` does; the instruction tells who asked.
     """
 
     __slots__ = ("times", "unit")
@@ -92,7 +114,7 @@ class Count:
         return self.times * self.unit.length
 
     def __index__(self) -> int:
-        _reads.count = read_counts() + 1
+        _reads.places.append(_instruction(sys._getframe(1)))
         return self.value
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ product for each example. For the usual normalisations of the rows of a weight m
 (`adamas.engines.row_map`) the norm of the product has a closed form.
 """
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
@@ -22,6 +23,9 @@ from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
 """Derived weights, and the records of their uses."""
+
+# Scattered values repeat after so many, a prime number: rows of a weight are not of this width.
+_PERIOD = 65537
 
 
 def weights_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
@@ -69,28 +73,48 @@ def _by_products(
     index: Tensor,
 ) -> Tensor:
     """The same for some examples by Jacobian products."""
-    outputs = [t for t, _ in members]
-    gain = _gain(outputs, leaves, geometry)
-    sums = [_Sums(records) for _, records in members]
-    parts = []
-    step = chunk_length(sum(p.numel() for p in leaves) + sum(t.numel() for t in outputs))
-    for start in range(0, len(index), step):
-        k = min(step, len(index) - start)
-        rows: slice | Tensor = index[start : start + k]
-        if len(index) == members[0][1][0].n:
-            rows = slice(start, start + k)
-        totals, lengths = zip(*(each.total(rows) for each in sums), strict=True)
-        gradients = _pulled_back(outputs, leaves, list(totals))
-        squares = torch.zeros((), dtype=torch.float64)
-        for p, g in zip(leaves, gradients, strict=True):
-            total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
-            for record in direct.get(p, []):
-                total = total + record.materialize(rows)
-            squares = squares + geometry.squared_norms(p, total)
-        parts.append(behind_jacobian(squares, gain * torch.stack(lengths).sum(0), leaves[0].dtype))
-    for each in sums:
-        each.mark()
-    return torch.cat(parts)
+    sums = [_Sums(t, records) for t, records in members]
+    own = {p: direct.get(p, []) for p in leaves}
+    size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
+    every = slice(0, len(index)) if len(index) == members[0][1][0].n else None
+    parts, lengths = [], []
+    for start in range(0, len(index), step := chunk_length(size)):
+        stop = min(start + step, len(index))
+        rows = index[start:stop] if every is None else slice(start, stop)
+        totals = [each.total(rows) for each in sums]
+        parts.append(_squares(leaves, sums, own, geometry, totals, rows))
+        lengths.append(torch.stack([squared_norms(total) for total in totals]))
+    squares, before = torch.cat(parts), torch.cat(lengths, 1)
+    again = torch.zeros_like(squares, dtype=torch.bool)
+    for each, values in zip(sums, before, strict=True):
+        again |= each.mark(index, values)
+    for chosen in torch.split(again.nonzero().squeeze(1), step) if bool(again.any()) else ():
+        totals = [each.total(index[chosen]) for each in sums]
+        squares[chosen] = _squares(leaves, sums, own, geometry, totals, index[chosen])
+        before[:, chosen] = torch.stack([squared_norms(total) for total in totals])
+    _forget_windows(members)
+    gain = _gain([t for t, _ in members], leaves, geometry)
+    return behind_jacobian(squares, gain * before.sum(0), leaves[0].dtype)
+
+
+def _squares(
+    leaves: list[Tensor],
+    sums: "list[_Sums]",
+    own: Mapping[Tensor, list[Record]],
+    geometry: Geometry,
+    totals: list[Tensor],
+    rows: slice | Tensor,
+) -> Tensor:
+    """Squared whitened norms of some examples, from their gradients for the derived weights."""
+    gradients = _pulled_back([each.weight for each in sums], leaves, totals)
+    squares = torch.zeros((), dtype=torch.float64)
+    for p, g in zip(leaves, gradients, strict=True):
+        k = len(totals[0])
+        total = torch.zeros((k, *p.shape), dtype=p.dtype, device=p.device) if g is None else g
+        for record in own[p]:
+            total = total + record.materialize(rows)
+        squares = squares + geometry.squared_norms(p, total)
+    return squares
 
 
 def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Tensor]) -> None:
@@ -122,6 +146,13 @@ def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Ten
             for p, each in zip(leaves, pulled, strict=True):
                 if each is not None:
                     out[p].add_(torch.tensordot(weights[rows].to(out[p].dtype), each.to(out[p].dtype), 1))
+        _forget_windows(members)
+
+
+def _forget_windows(members: Derived) -> None:
+    for _, records in members:
+        for record in records:
+            record.forget_windows()
 
 
 def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> float:
@@ -129,15 +160,23 @@ def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> fl
     vectors = [scattered(t.numel(), t).view(1, *t.shape) for t in outputs]
     before = float(torch.stack([squared_norms(v) for v in vectors]).sum())
     around_zero = Geometry(None, {p: geometry.scale[p] for p in leaves})
-    pulled = zip(leaves, _pulled_back(outputs, leaves, vectors), strict=True)
-    squares = [float(around_zero.squared_norms(p, g)) for p, g in pulled if g is not None]
+    given = [v[0] for v in vectors]
+    pulled = torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True)
+    found = [(p, g.unsqueeze(0)) for p, g in zip(leaves, pulled, strict=True) if g is not None]
+    squares = [float(around_zero.squared_norms(p, g)) for p, g in found]
     return sum(squares) / before if before else 0.0
 
 
 def scattered(n: int, like: Tensor) -> Tensor:
-    """Values in [-1, 1] without a pattern that a Jacobian could have."""
-    phase = torch.arange(1, n + 1, dtype=torch.float64, device=like.device).square() * math.sqrt(2)
-    return torch.cos(2 * math.pi * phase.frac()).to(like.dtype)
+    """Values in [-1, 1] without a pattern that a Jacobian could have; to be read, not written to."""
+    period = _scattered(like.dtype, like.device)
+    return period[:n] if n <= _PERIOD else period.repeat(-(-n // _PERIOD))[:n]
+
+
+@functools.lru_cache(maxsize=8)
+def _scattered(dtype: torch.dtype, device: torch.device) -> Tensor:
+    phase = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=device).square() * math.sqrt(2)
+    return torch.cos(2 * math.pi * phase.frac()).to(dtype)
 
 
 def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]) -> list[Tensor | None]:
@@ -155,28 +194,38 @@ def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]
 class _Sums:
     """The gradients of a derived weight over all its uses; those whose terms cancel are made in float64."""
 
-    def __init__(self, records: list[Record]) -> None:
-        self._records = records
+    def __init__(self, weight: Tensor, records: list[Record]) -> None:
+        self.weight, self._records = weight, records
         self._terms = terms_of(records, 1.0)
-        device = records[0].tensors()[0].device
-        self._again = torch.zeros(records[0].n, dtype=torch.bool, device=device)
+        for record in records:
+            record.retaken = None
 
-    def total(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of some examples, and their squares."""
+    def total(self, rows: slice | Tensor) -> Tensor:
+        """The gradients of some examples."""
         total = materialized(self._records, rows)
-        values = squared_norms(total)
-        if self._terms is not None:
-            squares = Squares(values, None, self._terms[rows], self._records[0].dtype)
-            again = squares.certified(total[0].numel(), 0.0)[1]
-            if again is not None:
-                chosen = torch.arange(len(self._again), device=total.device)[rows][again]
-                self._again[chosen] = True
-                wide = [record.wide(chosen) for record in self._records]
-                total[again] = materialized(wide, slice(None)).to(total.dtype)
-                values[again] = squared_norms(total[again])
-        return total, values
+        retaken = self._records[0].retaken
+        if retaken is not None and bool(retaken[rows].any()):
+            chosen = torch.arange(len(retaken), device=total.device)[rows][retaken[rows]]
+            wide = [record.wide(chosen) for record in self._records]
+            total[retaken[rows]] = materialized(wide, slice(None)).to(total.dtype)
+        return total
 
-    def mark(self) -> None:
-        """Marks the examples that were made in float64 for the sum."""
+    def mark(self, index: Tensor, values: Tensor) -> Tensor:
+        """Marks, of some examples, those that are to be made in float64, also for the sum.
+
+        Args:
+            index: The examples.
+            values: The squares of their gradients.
+        """
+        nobody = torch.zeros_like(values, dtype=torch.bool)
+        if self._terms is None:
+            return nobody
+        squares = Squares(values, None, self._terms[index], self._records[0].dtype)
+        again = squares.certified(self.weight.numel(), 0.0)[1]
+        if again is None:
+            return nobody
+        retaken = torch.zeros(self._records[0].n, dtype=torch.bool, device=values.device)
+        retaken[index[again]] = True
         for record in self._records:
-            record.retaken = self._again if bool(self._again.any()) else None
+            record.retaken = retaken
+        return again

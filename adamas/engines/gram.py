@@ -25,31 +25,23 @@ def of_blocks(
     """
     whole = slice(0, places)
     if places < 64 or places % 2:
-        return of_grams([(whole, whole, *block(whole, whole))], errors)
+        return of_grams([(0, 0, *block(whole, whole))], places, errors)
     first, second = slice(0, places // 2), slice(places // 2, places)
     pairs = [(first, first), (second, second), (first, second)]
-    return of_grams([(rows, columns, *block(rows, columns)) for rows, columns in pairs], errors)
+    blocks = [(rows.start, columns.start, *block(rows, columns)) for rows, columns in pairs]
+    return of_grams(blocks, places, errors)
 
 
-def of_grams(blocks: list[tuple[slice, slice, Tensor, Tensor]], errors: tuple[float, float]) -> Squares:
-    """The same from blocks in hand: those on the diagonal, then those above it."""
-    on = [(a, e) for rows, columns, a, e in blocks if rows == columns]
-    of_a, of_e = (
-        torch.cat([matrix.diagonal(dim1=1, dim2=2) for matrix in matrices], 1)
-        for matrices in zip(*on, strict=True)
-    )
-    sums = torch.stack(
-        [
-            gram_sums(a, e, of_a, of_e, _ALIKE, rows.start, columns.start) * (1 if rows == columns else 2)
-            for rows, columns, a, e in blocks
-        ]
-    ).sum(0)
-    lengths = of_a.double() * of_e.double()
-    apart = lengths.sum(1)
+def of_grams(
+    blocks: list[tuple[int, int, Tensor, Tensor]], places: int, errors: tuple[float, float]
+) -> Squares:
+    """The same from blocks in hand: those on the diagonal, then those above it; see `gram_sums`."""
+    values, alike_a, alike_e, apart, terms, traces = gram_sums(blocks, places, _ALIKE)
     error_a, error_e = errors
     bound = (error_a + error_e) * apart
-    bound += error_a * (sums[1] - apart).abs() + error_e * (sums[2] - apart).abs()
+    bound.add_(alike_a.sub_(apart).abs_(), alpha=error_a).add_(alike_e.sub_(apart).abs_(), alpha=error_e)
     # What is below the smallest number of the type is lost without a trace.
-    tiny = torch.finfo(of_a.dtype).tiny * of_a.shape[1] * 4096
-    bound += tiny * (1 + of_a.double().sum(1) + of_e.double().sum(1))
-    return Squares(sums[0], bound, lengths.sqrt_().sum(1), of_a.dtype)
+    dtype = blocks[0][2].dtype
+    tiny = torch.finfo(dtype).tiny * places * 4096
+    bound.add_(traces, alpha=tiny).add_(tiny)
+    return Squares(values, bound, terms, dtype)

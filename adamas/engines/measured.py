@@ -7,6 +7,7 @@ from torch import Tensor
 
 from adamas.engines.certificate import Squares
 from adamas.engines.convolution import Convolution
+from adamas.engines.derived import weights_of
 from adamas.engines.norms import certified
 from adamas.engines.outer import Outer
 from adamas.engines.records import CHUNKED, Dense, Record, in_memory_like
@@ -24,10 +25,10 @@ def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
         return None  # 16 bits do not tell one form from another
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # checkpointing: what a Jacobian needs is not there before the backward
-    row_map = RowMap.fit(w, recorder.names.keys())
-    if row_map is None or isinstance(geometry.scale[row_map.leaf], Tensor):
+    leaves = weights_of(w, recorder.names.keys())
+    if any(isinstance(geometry.scale[p], Tensor) or geometry.center_of(p) is not None for p in leaves):
         return None
-    return row_map if geometry.center_of(row_map.leaf) is None else None
+    return RowMap.fit(w, leaves)
 
 
 def measured(
@@ -81,8 +82,7 @@ def _with_norms(
             taken.append(aligned.squared_norms(w, part))
         elif row_map is not None:
             taken.append(row_map.row_sums(part))
-    if isinstance(record, Convolution):
-        record.forget_windows()
+    record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
     all_terms = torch.cat(terms) if terms else None
     if known:

@@ -145,4 +145,6 @@ def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | 
         if isinstance(rows, slice):
             chunk = slice(start, start + step)
         parts.append(geometry.squared_norms(p, materialized(records, chunk)))
+    for record in records:
+        record.forget_windows()
     return torch.cat(parts)

@@ -4,6 +4,7 @@ With inputs :math:`a` and output gradients :math:`e` over :math:`T` places, an e
 :math:`G_i = \sum_t e_{it} a_{it}^T`.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,10 @@ from adamas.engines.certificate import LEFT, Squares, lengths, of_products
 from adamas.engines.gram import of_blocks
 from adamas.engines.records import CHUNKED, Dense, Record, chunk_length
 from adamas.geometry import Value
+
+# Beside so large a vector, the other one times an example's weight may be subnormal: such an example is taken
+# in float64.
+_HUGE = 1e30**2
 
 
 class Outer(Record):
@@ -102,8 +107,12 @@ class Outer(Record):
 
     def squares(self) -> Squares | None:
         if self.places == 1:
+            of_a = squared_norms(self.a)
             of_e = squared_norms(self.e) if self.bias is None else self.bias.squares().values
-            return Squares(squared_norms(self.a) * of_e, None, None, self.dtype)
+            errors = None
+            if max(float(of_a.max()), float(of_e.max())) > _HUGE:
+                errors = torch.zeros_like(of_a).masked_fill_(torch.maximum(of_a, of_e) > _HUGE, math.inf)
+            return Squares(of_a * of_e, errors, None, self.dtype)
         return self._of_grams() if self.gram_pays() else None
 
     def _of_grams(self) -> Squares:

@@ -19,6 +19,9 @@ from adamas.errors import UnsupportedError
 PROBE_EXAMPLES = 3
 """On how many examples a model is tried."""
 
+PADDED_EXAMPLES = 8
+"""How many padded examples of a batch are compared with themselves as they are."""
+
 
 def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
     """Tries the loss on a few examples: its shape, and whether it changes state or differentiates itself.

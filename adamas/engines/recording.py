@@ -9,7 +9,9 @@ cannot be followed is refused by name.
 """
 
 import contextlib
+import functools
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,22 +21,21 @@ from torch.nn import functional as F
 
 from adamas._nests import named_tensors
 from adamas.engines import uses
-from adamas.engines.counts import Count, counted_len, forget_reads, read_counts, refuse_count, user_line
+from adamas.engines.counts import Count, check_reads, counted_len, forget_reads, refuse_count, user_line
 from adamas.engines.graph import check_graph, seen_functions
 from adamas.engines.places import Place
-from adamas.engines.separation import IN_PLACE, MAKES, PACKED_SIZES, TABLE, TAKES_COUNTS, Mark
+from adamas.engines.separation import CONSTANT, IN_PLACE, MAKES, MARK, PACKED_SIZES, TABLE, TAKES_COUNTS, Mark
 from adamas.engines.tracking import (
     HARMLESS,
-    MARK,
     SHAPES,
     WRITTEN_OUT,
     Tracker,
-    holds_count,
+    looked_at,
     seen_body,
     tensors_in,
     without_counts,
 )
-from adamas.engines.unseen import Below, check_modules
+from adamas.engines.unseen import Below, Unseen, check_modules, in_sight
 from adamas.engines.uses import bound
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
@@ -88,32 +89,43 @@ _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, _GRAD
 class Recorder(Tracker):
     """Active while the model runs: proves, swaps calls, and differentiates."""
 
-    def __init__(self, names: dict[Tensor, str], n: int, geometry: Geometry) -> None:
-        super().__init__(names, n, geometry)
+    def __init__(
+        self,
+        names: dict[Tensor, str],
+        n: int,
+        geometry: Geometry,
+        constants: "dict[int, weakref.ref[Tensor]] | None" = None,
+    ) -> None:
+        super().__init__(names, n, geometry, constants)
         self.customs: set[int] = set()  # nodes of the graph whose backward is looked at
         self._depth: int | None = None  # calls that are being followed, in a first run
         self._inside: list[Any] = []  # functions that are followed through their own body at the moment
 
-    def losses(self, loss: Any, model: Any, batch: Any, *, first: bool = False) -> Any:
+    def losses(self, loss: Any, model: Any, batch: Any, *, watched: bool = False) -> Any:
         """Computes the losses of a batch whose tensors were started.
 
         Args:
             loss: One loss per example.
             model: The model.
             batch: The batch.
-            first: Look below the functions of Python, too, for what is not seen.
+            watched: Look below the functions of Python, too, for what is not seen.
+
+        Raises:
+            Unseen: Only a run that is watched can tell whether a tensor is a constant.
         """
         with contextlib.ExitStack() as stack:
-            if first:
+            if watched:
                 check_modules(model)
                 self._depth = 0
                 inputs = [x for _, x in named_tensors(batch)]
-                below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
-                stack.enter_context(_own_refusal(below))
-                self.holds = below.holds
+                self.below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
+                stack.enter_context(_own_refusal(self.below))
             stack.enter_context(self.watching())
             losses = loss(model, batch)
-            self.holds, self._depth = None, None
+            check_reads()
+            self.below, self._depth = None, None
+        if self.met_unknown:
+            raise Unseen
         if isinstance(losses, Tensor) and losses.requires_grad:
             mark = self.mark(losses)
             if mark is not None and mark.why is not None:
@@ -135,6 +147,7 @@ class Recorder(Tracker):
             _refused_by_torch(),
             counted_len(self.length, self._arange),
             seen_functions(self.custom),
+            in_sight(),
             self,
         ):
             yield
@@ -185,6 +198,8 @@ class Recorder(Tracker):
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SHAPES and args:
+            if MARK not in args[0].__dict__:
+                self._check_known(args[0])
             return SHAPES[func](self.shape(args[0]), args, kwargs)
         if func in HARMLESS or (self.in_backward and func == _GRAD):
             return func(*args, **kwargs)
@@ -194,12 +209,8 @@ class Recorder(Tracker):
                 "engine cannot tell the examples apart. Write it with batched functions, or use "
                 "engine='loop'."
             )
-        tensors = tensors_in((args, kwargs))
-        counted = holds_count(args) or (bool(kwargs) and holds_count(kwargs))
-        if counted:
-            forget_reads()  # torch looked at its arguments
-        elif read_counts():
-            refuse_count("reads the number of examples")
+        tensors, counted = looked_at(args, kwargs)
+        check_reads(sys._getframe(2) if counted else None)
         with_data = any(map(self.is_data, tensors))
         name = _name(func)
         weights = torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors)
@@ -208,7 +219,7 @@ class Recorder(Tracker):
                 f"The forward takes hold of a gradient ({name}, {user_line()}): a hook that changes it may "
                 "mix the examples. Remove the hook, or use engine='loop'."
             )
-        if self.holds is not None:
+        if self.below is not None:
             self._check_memory(tensors)
         if not with_data and not counted:
             if weights:
@@ -216,6 +227,9 @@ class Recorder(Tracker):
             result = func(*args, **kwargs)
             if func in MAKES and isinstance(result, Tensor):
                 self.set_mark(result, Mark(self.unit, None, made=True))
+            else:
+                for t in tensors_in(result):
+                    t.__dict__.setdefault(MARK, CONSTANT)
             return result
         if counted and func not in TAKES_COUNTS:
             if func in IN_PLACE or _works_in_place(name) or kwargs.get("out") is not None:
@@ -233,7 +247,9 @@ class Recorder(Tracker):
         if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in _SHORTCUTS:
             return False
         if weights:
-            return self._used(func, name, args, kwargs, with_data)
+            return self._used(func, name, args, kwargs, tensors, with_data)
+        if func in _PLAIN and kwargs.get("out") is None:
+            return self._proven(func, name, args, kwargs, tensors, counted)
         if func is torch._pack_padded_sequence:
             return uses.pack(self, *args)
         if func is torch._pad_packed_sequence:
@@ -263,13 +279,25 @@ class Recorder(Tracker):
             self._refuse_read(name)
         if func in _STRIDES:
             return func(*args, **kwargs)
+        return self._proven(func, name, args, kwargs, tensors, counted)
+
+    def _proven(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        counted: bool,
+    ) -> Any:
+        """Makes a call on data, and finds where the examples are in what it returns."""
         plain = (without_counts(args), without_counts(kwargs)) if counted else (args, kwargs)
         result = func(*plain[0], **plain[1])
         if not isinstance(result, Tensor) and not tensors_in(result):
             if func is Tensor.type:
                 return result
             self._refuse_read(name)
-        self.prove(func, name, args, kwargs, result)
+        self.prove(func, name, args, kwargs, result, tensors)
         return result
 
     def _arange(self, *args: Any, **kwargs: Any) -> Any:
@@ -279,9 +307,9 @@ class Recorder(Tracker):
 
     def _check_memory(self, tensors: list[Tensor]) -> None:
         """Raises, in a first run, if a tensor without a mark shares its memory with data."""
-        assert self.holds is not None
+        assert self.below is not None
         for t in tensors:
-            if id(t) not in self.tracked and self.mark(t) is None and self.holds(t):
+            if id(t) not in self.tracked and self.mark(t) is None and self.below.holds(t):
                 self.refuse_mixing(f"data of the batch was made into a tensor unseen ({user_line()})")
 
     def _check_saving(self) -> None:
@@ -324,11 +352,13 @@ class Recorder(Tracker):
         name = function.__qualname__
 
         def before(gradients: tuple[Tensor | None, ...]) -> None:
+            self.in_custom = True
             for g in gradients:
                 if g is not None:
                     self.set_mark(g, own)
 
         def after(gradients: tuple[Tensor | None, ...], _: Any) -> None:
+            self.in_custom = False
             if len(gradients) != len(marks):
                 self.refuse_mixing(f"the backward of {name} is not proven")
             for g, mark in zip(gradients, marks, strict=True):
@@ -358,10 +388,18 @@ class Recorder(Tracker):
         for t in (*tensors_in(result), *tensors_in(args[:1])):
             if t.requires_grad:
                 self.tracked[id(t)] = t
+            else:
+                t.__dict__.setdefault(MARK, CONSTANT)
         return result
 
     def _used(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], with_data: bool
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        with_data: bool,
     ) -> Any:
         """A call in which a weight meets data, or a number of examples."""
         if func in WRITTEN_OUT:
@@ -375,7 +413,7 @@ class Recorder(Tracker):
             self.refuse_mixing(f"{name} computes with the number of examples ({user_line()})")
         if func in _FUSED_RNNS and not isinstance(args[3], bool):
             return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        marks = [self.mark(t) for t in tensors_in((args, kwargs)) if self.is_data(t)]
+        marks = [self.mark(t) for t in tensors if self.is_data(t)]
         mixed = next((mark for mark in marks if mark is not None and mark.why is not None), None)
         if mixed is not None:  # refused if it comes to the losses
             result = func(*args, **kwargs)
@@ -394,7 +432,7 @@ class Recorder(Tracker):
             )
         result = self._swapped(func, name, args, kwargs)
         if isinstance(result, Tensor) and not self._is_marked(result):
-            self.prove(func, name, args, kwargs, result)
+            self.prove(func, name, args, kwargs, result, tensors)
         return result
 
     def _is_marked(self, t: Tensor) -> bool:
@@ -493,7 +531,9 @@ def _own_refusal(below: Below) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise (below.refusal or error) from error
+        if below.refusal is None:
+            raise
+        raise below.refusal from error
 
 
 def _tells_no_length(t: Tensor, place: Place) -> bool:
@@ -505,6 +545,7 @@ def _works_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
 
 
+@functools.lru_cache(maxsize=4096)
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", str(func))
     return func.__self__.__name__ if name == "__get__" else name
@@ -519,3 +560,11 @@ _READS: set[Any] = {
     *(Tensor.allclose, Tensor.untyped_storage, Tensor.storage, Tensor.data_ptr, Tensor.__dlpack__),
     *(Tensor.backward, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor.share_memory_),
 }
+
+# Functions of the table that need no other look than their rule.
+_PLAIN: set[Any] = {
+    func
+    for func in TABLE
+    if func not in IN_PLACE and func not in WRITTEN_OUT and func not in _READS and func not in _FUSED_RNNS
+    if not _works_in_place(_name(func))
+} - {torch.autograd.grad, torch.autograd.backward, torch._pack_padded_sequence, torch._pad_packed_sequence}

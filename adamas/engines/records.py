@@ -59,6 +59,9 @@ class Record(ABC):
     def materialize(self, rows: slice | Tensor) -> Tensor:
         """The gradients of some examples: `(k, *shape)`."""
 
+    def forget_windows(self) -> None:  # noqa: B027, as most records keep nothing
+        """Frees the memory that `materialize` keeps for the next chunk, and that the sum does not need."""
+
     @abstractmethod
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
         """Adds `sum_i weights[i] G_i` to `out`, or overwrites it if it is `fresh`.

@@ -1,7 +1,7 @@
 r"""Norms behind weights whose rows are normalised, without a vector-Jacobian product for each example."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from adamas._sums import memory_order, row_sums
 from adamas.engines.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.convolution import Convolution
-from adamas.engines.derived import scattered, weights_of
+from adamas.engines.derived import scattered
 from adamas.engines.outer import Outer
 
 # Where the form leaves less of `alpha^2 |G|^2`, the three factors are not known well enough.
@@ -33,10 +33,12 @@ class RowMap:
     every step.
     """
 
-    def __init__(self, leaf: Tensor, weight: Tensor, alpha: Tensor, one: Tensor, own: Tensor) -> None:
+    def __init__(
+        self, leaf: Tensor, weight: Tensor, length: Tensor, alpha: Tensor, one: Tensor, own: Tensor
+    ) -> None:
         self.leaf, self._weight = leaf, weight
         self.alpha, self.one, self.own = alpha, one, own
-        self._length = torch.linalg.vector_norm(weight.flatten(1), dim=1).double()
+        self._length = length  # of the weight's rows
         self._width = leaf.shape[1:].numel()
         # How much more of one direction than of the others there is in a product, at most.
         largest = torch.stack([alpha, one, own]).abs().amax(0) / alpha.abs()
@@ -45,9 +47,8 @@ class RowMap:
         self._in_order: Tensor | None = None  # the weight, in memory as gradients in hand are
 
     @classmethod
-    def fit(cls, t: Tensor, params: Collection[Tensor]) -> "RowMap | None":
-        """The map of a derived weight, or None if its Jacobian has another form."""
-        leaves = weights_of(t, params)
+    def fit(cls, t: Tensor, leaves: Sequence[Tensor]) -> "RowMap | None":
+        """The map of a weight derived from some parameters, or None if its Jacobian has another form."""
         if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
             return None
         (leaf,) = leaves
@@ -62,14 +63,16 @@ class RowMap:
             # The form is checked on another one: rows that act on one another show in it.
             noise = scattered(3 * rows.height + rows.width, rows.values)
             sizes, mean, along = noise[: 3 * rows.height].view(3, rows.height)
-            second = _Vector(rows, 1.5 + sizes, noise[3 * rows.height :], mean, along)
+            direction = noise[3 * rows.height :]
+            direction = direction + direction.sign()  # none is small, so that each column shows
+            second = _Vector(rows, 1.5 + sizes / 2, direction, mean / 4, along / 4)
             apart = second.mapped(alpha, one, own).sub_(_pulled(t, leaf, second.values()))
-            error = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
             largest = torch.cat([alpha, one, own], 1).abs().amax(1, keepdim=True)
-            small = error <= rows.tolerance * largest * second.length()
+            # Each number by itself: one that is off would hide among many in the length of a row.
+            small = apart.abs_() <= rows.of_numbers * second.sizes(largest)
         if not small.all():  # also where something is not finite
             return None
-        return cls(leaf, t.detach(), alpha[:, 0], one[:, 0], own[:, 0])
+        return cls(leaf, t.detach(), rows.length[:, 0], alpha[:, 0], one[:, 0], own[:, 0])
 
     def row_sums(self, gradients: Tensor) -> Tensor:
         """What `of_rows` takes, of gradients in hand, `(k, *shape)` with their rows together in memory."""
@@ -134,6 +137,8 @@ class _Rows:
         self.length = torch.linalg.vector_norm(values, dim=1, keepdim=True).double()
         self.sums = _sums(values)
         self.tolerance = 64 * torch.finfo(values.dtype).eps
+        # Of single numbers. The factors are less well known from few of them, and no better than to 1e-12.
+        self.of_numbers = max(self.tolerance, 1e-12) * (1 + 16 / self.width)
         # Rows of mean 0 have the mean as a direction of its own.
         self.centred = bool((self.sums.abs() < self.tolerance * self.width * self.length).all())
 
@@ -170,6 +175,16 @@ class _Vector:
             self.sum,
             self.along * self.rows.length,
         ).sqrt()
+
+    def sizes(self, largest: Tensor) -> Tensor:
+        """How large the parts are that the map makes each number of, with a factor for each row."""
+        rows = self.rows
+        row = largest * (self.own.abs() + 2 * self.along.abs() / rows.length)
+        return torch.addcmul(
+            (largest * self.length() / math.sqrt(rows.width)).to(rows.values),
+            rows.values.abs(),
+            row.to(rows.values),
+        )
 
     def factors(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The factors of the map that makes `g` of it: beside row and mean, of the mean, of the row."""

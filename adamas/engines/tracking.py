@@ -7,7 +7,9 @@ computed (a logged average); they may not reach a weight, the losses, or anythin
 
 import sys
 import types
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -21,10 +23,12 @@ from adamas.engines.leaves import refuse_leaf
 from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.records import Record
 from adamas.engines.separation import (
+    CONSTANT,
     CUTS,
     IN_PLACE,
     INDEXING,
     KEEPS_VALUES,
+    MARK,
     PACKED_SIZES,
     READS_NO_VALUES,
     TABLE,
@@ -34,10 +38,11 @@ from adamas.engines.separation import (
     Mixing,
     Picks,
 )
+from adamas.engines.unseen import Below, Unseen
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
-MARK = "_adamas_mark"
+_OWN = str(Path(__file__).parents[1])
 
 # Parts of torch that compare the shapes of gradients and of what was computed again.
 _PLAIN_SIZES = {torch.autograd.__file__, torch.utils.checkpoint.__file__}
@@ -102,9 +107,17 @@ class Tracker(TorchFunctionMode):
         names: The trainable parameters and their names.
         n: Number of examples, two or more.
         geometry: The geometry in which norms will be asked, so that some can be taken on the way.
+        constants: Tensors that were there before the forward, by identity; None if every tensor without a
+            mark was.
     """
 
-    def __init__(self, names: dict[Tensor, str], n: int, geometry: Geometry) -> None:
+    def __init__(
+        self,
+        names: dict[Tensor, str],
+        n: int,
+        geometry: Geometry,
+        constants: "dict[int, weakref.ref[Tensor]] | None" = None,
+    ) -> None:
         super().__init__()
         self.names, self.n, self.geometry = names, n, geometry
         self.unit = Unit(n)
@@ -114,34 +127,63 @@ class Tracker(TorchFunctionMode):
         # Packed sequences by the identity of their rows: those rows, the order of the examples, the lengths.
         self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
-        # Tells whether the memory of a tensor is held by what looks below the functions of Python.
-        self.holds: Callable[[Tensor], bool] | None = None
+        self.in_custom = False  # in the backward of a custom function
+        self.constants = constants
+        self.below: Below | None = None  # looks below the functions of Python
+        self.met_unknown = False  # whether `Unseen` was raised, which somebody may catch
+        self.makes_unseen = False  # whether a constant came from where only that looks
 
     # --- marks ----------------------------------------------------------------------------------------
 
     def mark(self, t: Tensor) -> Mark | None:
         """Returns what is known of a tensor; None for a constant and for a weight."""
-        known: Mark | None = t.__dict__.get(MARK)
-        if known is None:
-            if not t.requires_grad or id(t) in self.tracked:
+        known: Any = t.__dict__.get(MARK)
+        if known is None or known is CONSTANT:
+            if id(t) in self.tracked:
                 return None
-            if t.grad_fn is not None:
-                return Mark(self.unit, None, "a tensor comes from a function that the engine does not see")
-            if torch.is_grad_enabled() and not self.in_backward:
-                refuse_leaf(t)
+            if t.requires_grad:
+                if t.grad_fn is not None:
+                    why = "a tensor comes from a function that the engine does not see"
+                    return Mark(self.unit, None, why)
+                if torch.is_grad_enabled() and not self.in_backward:
+                    refuse_leaf(t)
+            if known is None:
+                self._check_known(t)
             return None
         if known.owner is not self.unit:
             return Mark(self.unit, None, "a tensor of an earlier step is used again")
-        return known
+        mark: Mark = known
+        return mark
 
     def set_mark(self, t: Tensor, found: Place | Mark | None) -> None:
         """Notes what is known of a tensor."""
         if isinstance(found, Place):
             found = Mark(self.unit, found)
-        if found is not None:
-            t.__dict__[MARK] = found
-        elif MARK in t.__dict__:
-            del t.__dict__[MARK]
+        t.__dict__[MARK] = CONSTANT if found is None else found
+
+    def _check_known(self, t: Tensor) -> None:
+        """Raises unless a tensor without a mark was there before, or is made of nothing but constants."""
+        if self.constants is None or t.grad_fn is not None or id(t) in self.tracked:
+            return
+        known = self.constants.get(id(t))
+        if (known is not None and known() is t) or (self.in_backward and not self.in_custom):
+            return
+        if self.in_custom:
+            self.refuse_mixing(f"a backward uses a tensor that the forward did not know ({user_line()})")
+        if self.below is None:
+            self.met_unknown = True
+            raise Unseen
+        if not self.below.is_new(t):
+            self.constants[id(t)] = weakref.ref(t)
+        elif self.below.made(t):
+            self.set_mark(t, None)
+            self.makes_unseen = True
+        else:
+            raise UnsupportedError(
+                f"The forward uses a tensor ({user_line()}) that was made where the engine cannot see it "
+                "(another thread, a compiled function or an extension), so that it may depend on the batch. "
+                "Make it before the forward, or by a function of torch, or use engine='loop'."
+            )
 
     def start(self, x: Tensor) -> Tensor:
         """Returns a tensor of the batch as data of this step, with the examples first."""
@@ -187,12 +229,16 @@ class Tracker(TorchFunctionMode):
         """Returns the length of a tensor, as `len` is asked while the model runs."""
         if t.dim() == 0:
             return t.__len__()  # type: ignore[no-untyped-call]
+        if MARK not in t.__dict__ and not sys._getframe(2).f_code.co_filename.startswith(_OWN):
+            self._check_known(t)
         return self.shape(t)[0]
 
     def shape(self, t: Tensor) -> Any:
         """Returns the shape of a tensor, with a `Count` where the examples are."""
         mark = t.__dict__.get(MARK)
         size = t.size()
+        if mark is CONSTANT:
+            return size
         if sys._getframe(3).f_code.co_filename in _PLAIN_SIZES:
             return size
         if mark is None or mark.owner is not self.unit or mark.made or mark.why == PACKED_SIZES:
@@ -205,9 +251,16 @@ class Tracker(TorchFunctionMode):
         sizes[place.axis] = Count(place.outer * place.inner, unit)
         return Shape(sizes)
 
-    def prove(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Finds where the examples are in what a call returned, by the table."""
-        tensors = tensors_in((args, kwargs))
+    def prove(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        tensors: list[Tensor],
+    ) -> None:
+        """Finds where the examples are in what a call returned, by the table; its arguments hold tensors."""
         try:
             self._check_mixed(func, tensors)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
@@ -230,7 +283,8 @@ class Tracker(TorchFunctionMode):
             if func in KEEPS_VALUES:
                 source = self.mark(args[0]) if args and isinstance(args[0], Tensor) else None
                 if source is not None:
-                    mark.picks = self._picks(func, args, found, result)
+                    if source.picks is not None:
+                        mark.picks = self._picks(func, args, found, result)
                     mark.alike = source.alike and not any(map(self.is_data, tensors_in((args[1:], kwargs))))
                     mark.numbers = source.numbers
             found = mark
@@ -284,6 +338,8 @@ class Tracker(TorchFunctionMode):
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
         """Raises if an axis that was found has not as many entries as the examples there."""
+        if found is None:
+            return
         tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
         each = found if isinstance(found, list) else [found] * len(tensors)
         for t, one in zip(tensors, each, strict=True):
@@ -340,7 +396,9 @@ class Tracker(TorchFunctionMode):
 
     def _is_shared(self, t: Tensor) -> bool:
         """Tells whether another tensor has the same memory."""
-        known = 2 if self.holds is None else 2 + self.holds(t)  # its own reference, and the one that counts
+        known = 2  # its own reference, and the one that counts
+        if self.below is not None:
+            known += self.below.holds(t)
         return torch._C._storage_Use_Count(t.untyped_storage()._cdata) > known
 
     def _reason(self, error: Mixing) -> str:
@@ -377,6 +435,7 @@ def _without_row(call: Call) -> NoReturn:
 
 
 _NESTS = (list, tuple, dict, slice)
+_SINGLE = {int, float, bool, str, type(None), torch.dtype, torch.device}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -397,6 +456,19 @@ def _collect(value: Any, found: list[Tensor]) -> None:
                 found.append(item)
             elif isinstance(item, _NESTS):
                 _collect(item, found)
+
+
+def looked_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], bool]:
+    """Returns the tensors among the arguments of a call, and tells whether a `Count` is among them."""
+    found: list[Tensor] = []
+    counted = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in _SINGLE:
+            _collect(value, found)
+            counted = counted or holds_count(value)
+    return found, counted
 
 
 def holds_count(value: Any) -> bool:

@@ -12,7 +12,7 @@ call         one call, and what is known of its arguments
 elementwise, axes, products, layers, views, indexing, factories, gradients    the rules
 """
 
-from adamas.engines.separation.call import PACKED_SIZES, Call, Mark, Mixing, Picks
+from adamas.engines.separation.call import CONSTANT, MARK, PACKED_SIZES, Call, Mark, Mixing, Picks
 from adamas.engines.separation.table import (
     CUTS,
     IN_PLACE,
@@ -26,11 +26,13 @@ from adamas.engines.separation.table import (
 )
 
 __all__ = [
+    "CONSTANT",
     "CUTS",
     "INDEXING",
     "IN_PLACE",
     "KEEPS_VALUES",
     "MAKES",
+    "MARK",
     "PACKED_SIZES",
     "READS_NO_VALUES",
     "TABLE",

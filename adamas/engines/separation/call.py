@@ -53,6 +53,21 @@ class Mark:
     numbers: bool = False
 
 
+class _Constant:
+    """The mark of a tensor that was made of constants, in the engine's sight; its copies are such, too."""
+
+    __slots__ = ()
+    owner, numbers = None, False
+
+    def __reduce__(self) -> str:
+        return "CONSTANT"
+
+
+CONSTANT = _Constant()
+MARK = "_adamas_mark"
+"""The attribute of a tensor that holds its mark."""
+
+
 Found: TypeAlias = "Place | Mark | list[Place | Mark | None] | None"
 """The place in the result, or one for each of its tensors."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from adamas.engines.counts import Count
 from adamas.engines.places import FIRST, Place, Rows
 from adamas.engines.separation.axes import along, axes_of
-from adamas.engines.separation.call import Call, Found, Mark, Mixing, Picks
+from adamas.engines.separation.call import CONSTANT, MARK, Call, Found, Mark, Mixing, Picks
 from adamas.engines.separation.elementwise import broadcast, elementwise
 
 
@@ -75,6 +75,7 @@ class _Index:
             if any(isinstance(value, Count | Tensor) for value in item):
                 raise Mixing("indexing by a list of numbers of examples or of tensors is not followed")
             item = torch.as_tensor(item)
+            item.__dict__[MARK] = CONSTANT
         if item.dim() == 0:
             if item.dtype in (torch.bool, torch.uint8):
                 raise Mixing("indexing by a truth value is not followed")
