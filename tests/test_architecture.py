@@ -19,7 +19,7 @@ PACKAGE = Path(adamas.__file__).parent
 LAYERS = [
     ["_version", "errors"],
     ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_compiled", "_threads", "_archive", "_state", "journal"],
+    ["_compiled", "_threads", "_archive", "_results", "_state", "journal"],
     ["_normals"],
     ["_normals_kernel", "_sums_kernel"],
     ["_sums"],

@@ -96,7 +96,7 @@ def test_the_best_of_a_random_number_of_runs(tmp_path):
     assert found["epsilon"] < result["epsilon"] <= 3.0
     assert ledger.epsilon() == pytest.approx(result["epsilon"])
     assert "runs" not in result
-    assert sorted(path.name for path in out.iterdir()) == ["best", "sweep.json"]
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "best", "sweep.json"]
     assert result["best"]["accuracy"] == found["test_accuracy"]
     assert "only the best one may be shown" in result["accounting"]
 
@@ -222,7 +222,7 @@ def test_a_command_that_died_goes_on(tmp_path, monkeypatch):
     files = ("model.safetensors", "ledger.json", "diagnostics.jsonl")
     for name in files:
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert sorted(path.name for path in out.iterdir()) == sorted([*files, "result.json"])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*files, ".lock", "result.json"])
     assert load_file(out / "model.safetensors")
 
 
