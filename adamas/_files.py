@@ -55,9 +55,9 @@ def own_folder(folder: Path, names: Sequence[str] = ()) -> Iterator[None]:
     Raises:
         RuntimeError: If another process holds the folder, or a file cannot be written, with the remedy.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = FileLock(folder / _LOCK)
     try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
