@@ -42,7 +42,15 @@ def write_archive(path: Path, kind: str, version: int, content: dict[str, Any]) 
         "content": text,
         "sha256": _digest(kind, version, text, tensors),
     }
-    replace_file(path, lambda temporary: save_file(tensors, temporary, metadata))
+    replace_file(path, lambda temporary: write_tensors(temporary, tensors, metadata))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Writes a file in safetensors' format; where the disk fails the error is an `OSError`, as elsewhere."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        raise OSError(f"The file {path} could not be written: {error}.") from error
 
 
 def read_archive(path: Path, kind: str, version: int) -> dict[str, Any]:

@@ -1,28 +1,35 @@
-"""Files that exist whole or not at all, also after a loss of power."""
+"""Files that exist whole or not at all, also after a loss of power; folders that one process writes to."""
 
-import contextlib
+import errno
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-fcntl: Any = None  # missing outside of POSIX: there files are not locked
-with contextlib.suppress(ImportError):
+from filelock import FileLock, Timeout
+
+fcntl: Any = None  # missing outside of POSIX: there open files are not locked
+with suppress(ImportError):
     fcntl = importlib.import_module("fcntl")
+
+_UNFINISHED = ".adamas-new-"  # how the names of files begin that are being written
+_LOCK = ".lock"
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
     """Has a file written under another name in its folder, and renames it when it is complete and on disk."""
-    temporary = file.with_name(f".{file.name}-{os.getpid()}-{threading.get_ident()}")
+    temporary = _beside(file)
     try:
         write(temporary)
         _to_disk(temporary)
         os.replace(temporary, file)
         folder_to_disk(file.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error says more
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -49,10 +56,79 @@ def lock_file(handle: int, path: Path) -> None:
         raise RuntimeError(f"{path} is in use by another process. Wait until it ends, or end it.") from None
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes what processes left that died while they wrote; only for whoever is alone in the folder."""
+    for left_over in folder.glob(f"{_UNFINISHED}*"):
+        left_over.unlink(missing_ok=True)
+
+
+@contextmanager
+def own_folder(folder: Path, names: Sequence[str] = ()) -> Iterator[None]:
+    """Makes a folder if there is none, and keeps other processes out of it until this one leaves it or dies.
+
+    A folder that was made and stayed empty is removed again.
+
+    Args:
+        folder: The folder.
+        names: Files that will be written there. Each is tried: one is written beside it, and removed.
+
+    Raises:
+        RuntimeError: If another process holds the folder, or a file cannot be written, with the remedy.
+    """
+    lock = FileLock(folder / _LOCK)
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RuntimeError(
+            f"Another training is writing to {folder}. Wait for it or stop it, or choose another folder."
+        ) from error
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        remove_unfinished(folder)
+        for name in names:
+            _try_to_write(folder / name)
+        yield
+    finally:
+        with suppress(OSError):  # another process came
+            if made and all(path.name == _LOCK for path in folder.iterdir()):
+                (folder / _LOCK).unlink()
+                for path in made:
+                    path.rmdir()
+        lock.release()
+
+
 def folder_to_disk(folder: Path) -> None:
     """Makes sure that the names of new files in a folder are on disk."""
     if os.name == "posix":  # elsewhere a folder cannot be opened
         _to_disk(folder)
+
+
+def _try_to_write(file: Path) -> None:
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary = _beside(file)
+        try:
+            temporary.write_bytes(b"x")  # an empty file would also fit on a full disk
+            _to_disk(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(file, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> RuntimeError:
+    return RuntimeError(
+        f"Expected --out in which files can be written, but {path} cannot: {error.strerror or error}. Make "
+        "room or grant access, or choose another folder. This command has spent nothing."
+    )
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f"{_UNFINISHED}{file.name}-{os.getpid()}-{threading.get_ident()}")
 
 
 def _to_disk(path: Path) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from adamas._archive import write_tensors
 from adamas.data import Data
 from adamas.data.cache import cache_folder, write_whole
 from adamas.models import Staged
@@ -58,7 +59,7 @@ def _activations(frozen: nn.Module, examples: TensorDataset) -> TensorDataset:
         kept = _read(path) if path.exists() else None
         if kept is None or not _is_made_by(frozen, inputs, kept):
             outputs = _outputs(frozen, inputs)
-            write_whole(path, lambda temporary: save_file(outputs, temporary))
+            write_whole(path, lambda temporary: write_tensors(temporary, outputs))
             kept = _read(path)
     return TensorDataset(*(kept[name] for name in sorted(kept)), labels)
 

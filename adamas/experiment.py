@@ -5,19 +5,21 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
-from adamas._files import replace_text
+from adamas._archive import write_tensors
+from adamas._files import own_folder, replace_text
+from adamas._results import Write, json_writer, text_writer, write_results
 from adamas._streams import Seed
 from adamas._version import __version__
 from adamas.activations import on_activations
@@ -33,11 +35,16 @@ from adamas.training import make_private
 PUBLISHED_WEIGHTS = {"minilm": minilm_files}
 """Models that start from published weights, and what fetches them."""
 
+MODEL, LEDGER, RESULT = "model.safetensors", "ledger.json", "result.json"
+"""The files of a finished run in a folder."""
+
 DIAGNOSTICS = "diagnostics.jsonl"
 """The file of diagnostics in a folder."""
 
 CHECKPOINT, SETTINGS = "checkpoint.safetensors", "settings.json"
 """The checkpoint of a run in a folder, and what it was begun with."""
+
+_JOURNAL = CHECKPOINT + ".journal"
 
 SCHEDULES: dict[str, Callable[[float], float] | None] = {
     "constant": None,
@@ -109,61 +116,196 @@ def train_and_save(
     checkpoint_every: int | None = None,
     resume: bool = False,
     data_ledger: Path | None = None,
+    elsewhere: bool = True,
 ) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
 
-    Files: `result.json`, `model.safetensors`, `ledger.json`, with `diagnose` `diagnostics.jsonl`, and with
-    `checkpoint_every`, until the end, `checkpoint.safetensors` and `settings.json`. Only test data is
-    evaluated.
+    Files: `model.safetensors`, `ledger.json`, with `diagnose` `diagnostics.jsonl`, and as the last one
+    `result.json`; with `checkpoint_every`, until then, `checkpoint.safetensors`, its journal and
+    `settings.json`. That they can be written is tried before the first step. Only test data is evaluated.
 
     Args:
         settings: What to train.
-        out: The folder.
+        out: The folder. Other processes are kept out of it.
         progress: See `make_private`.
         diagnose: Write `run.diagnostics()` to a line of `diagnostics.jsonl` now and then, and after the last
             step with histograms; for settings with `raw`, with the comparison that is not private.
         diagnose_every: Steps between lines; None makes 50 lines at most.
         checkpoint_every: Steps between checkpoints; None for none.
-        resume: Continue the run that `out` has a checkpoint of, if it has one.
+        resume: Continue the run that `out` holds, if it holds one. The result of one that finished is
+            returned as it is.
         data_ledger: See `make_private`.
+        elsewhere: Whether files that `out` cannot take at the end are kept in a new folder under the
+            system's temporary directory.
 
     Raises:
         ValueError: If `out` holds a result already, or an unfinished run that is not to be continued or had
             other settings; nothing is overwritten.
+        RuntimeError: If another process writes to `out`, if it cannot be written, or if something failed
+            after the last step: the message says where the files are.
     """
-    _check_folder(settings, out, checkpoint_every, resume)
+    if resume and checkpoint_every is None:
+        raise ValueError("Expected --checkpoint-every with --resume.")
     if settings.raw and not diagnose:
         raise ValueError(
             "Expected --diagnose with --raw, which adds to what --diagnose writes and does nothing else."
         )
+    names = [MODEL, LEDGER, RESULT]
+    if diagnose:
+        names.append(DIAGNOSTICS)
     if diagnose_every is not None:
         _validate.count(diagnose_every=diagnose_every)
-    whole, model, data = task(settings)
-    run = private_run(
-        settings,
-        model,
-        data,
-        progress=progress,
-        data_ledger=data_ledger,
-    )
-    out.mkdir(parents=True, exist_ok=True)
     if checkpoint_every is not None:
         _validate.count(checkpoint_every=checkpoint_every)
-        run.checkpoints = Checkpoints(out / CHECKPOINT, checkpoint_every)
-        if (out / CHECKPOINT).exists():
-            load_checkpoint(out / CHECKPOINT, run)
-        replace_text(out / SETTINGS, json.dumps(asdict(settings), indent=2) + "\n")
-    start = time.perf_counter()
-    if diagnose:
-        _train_and_diagnose(
-            run, out / DIAGNOSTICS, diagnose_every or math.ceil(run.steps / _LINES), settings.raw
-        )
-    else:
-        for _ in run:
-            pass
-    seconds = time.perf_counter() - start
-    if run.ema_model is not None:  # the averaged weights are the result: they are evaluated and saved
-        run.model.load_state_dict(run.ema_model.module.state_dict())
+        names += [SETTINGS, CHECKPOINT, _JOURNAL]
+    with own_folder(out, names):
+        if resume and (out / RESULT).exists():
+            return _finished_before(settings, out)
+        _check_folder(settings, out, resume)
+        whole, model, data = task(settings)
+        run = private_run(settings, model, data, progress=progress, data_ledger=data_ledger)
+        if checkpoint_every is not None:
+            run.checkpoints = Checkpoints(out / CHECKPOINT, checkpoint_every)
+            if (out / CHECKPOINT).exists():
+                load_checkpoint(out / CHECKPOINT, run)
+            replace_text(out / SETTINGS, json.dumps(asdict(settings), indent=2) + "\n")
+        start = time.perf_counter()
+        lines = _Lines(out / DIAGNOSTICS, run.steps_done) if diagnose else None
+        problem = _train(run, lines, diagnose_every or math.ceil(run.steps / _LINES), settings.raw)
+        seconds = time.perf_counter() - start
+        if run.ema_model is not None:  # the averaged weights are the result: they are evaluated and saved
+            run.model.load_state_dict(run.ema_model.module.state_dict())
+        # Copies, since weights that are tied share their memory, which the file's format does not allow.
+        weights = {name: value.clone().contiguous() for name, value in whole.state_dict().items()}
+        files: dict[str, Write] = {
+            MODEL: lambda path: write_tensors(path, weights),
+            LEDGER: json_writer(run.ledger.state_dict()),
+        }
+        if lines is not None and not lines.written:
+            files[DIAGNOSTICS] = text_writer("".join(lines.all))
+        result: dict[str, Any] = {}
+        try:
+            result = _result(run, settings, data) | {"seconds": round(seconds, 2)}
+            files[RESULT] = json_writer(result)
+        except Exception as error:
+            problem = problem or error
+        write_results(files, out, remedy=_remedy(settings, out), elsewhere=elsewhere)
+        if RESULT in files:
+            _remove_checkpoint(out)
+        if problem is not None:
+            raise RuntimeError(
+                f"The training is finished, but not all that follows it: {str(problem).rstrip('.')}. Its "
+                f"files, {', '.join(files)}, are in {out}."
+            ) from problem
+        return result
+
+
+def _check_folder(settings: Settings, out: Path, resume: bool) -> None:
+    """Refuses a folder that holds something which this run would overwrite or continue wrongly."""
+    begun, saved = (out / SETTINGS).exists(), (out / CHECKPOINT).exists()
+    for name in (RESULT, CHECKPOINT, DIAGNOSTICS, MODEL, LEDGER):
+        # A run that is killed before its first checkpoint has diagnostics, at most.
+        goes_on = resume and begun and (saved or name == DIAGNOSTICS)
+        if (out / name).exists() and not goes_on:
+            raise ValueError(
+                f"Expected --out without an earlier result, but {out} has {name}. Choose another folder"
+                + (", or continue it with --resume." if begun and name != RESULT else ".")
+            )
+    if resume and begun:
+        _check_same(settings, json.loads((out / SETTINGS).read_text(encoding="utf-8")), out)
+
+
+def _check_same(settings: Settings, before: dict[str, Any], out: Path) -> None:
+    for name, value in json.loads(json.dumps(asdict(settings))).items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"Expected --resume with the settings of the run in {out}: {name} was "
+                f"{before.get(name)!r}, and is {value!r} now."
+            )
+
+
+def _finished_before(settings: Settings, out: Path) -> dict[str, Any]:
+    """The result of a run that finished, and was perhaps killed before it removed its checkpoint."""
+    result: dict[str, Any] = json.loads((out / RESULT).read_text(encoding="utf-8"))
+    _check_same(settings, result["settings"], out)
+    _remove_checkpoint(out)
+    return result
+
+
+def _remove_checkpoint(out: Path) -> None:
+    """Removes what a finished run does not need; what cannot be removed does no harm."""
+    with suppress(OSError):
+        Checkpoints(out / CHECKPOINT).remove()
+        (out / SETTINGS).unlink(missing_ok=True)
+
+
+def _remedy(settings: Settings, out: Path) -> str:
+    """How to get the files of a finished run that could be written nowhere."""
+    if (out / CHECKPOINT).exists():
+        return f"Make room, and repeat the command with --resume: it goes on from the checkpoint in {out}."
+    if settings.seed is not None:
+        return "Make room, and repeat the command: with the same seed the model will be the same."
+    return "The model is lost. With --checkpoint-every it would not be: --resume could write it later."
+
+
+class _Lines:
+    """The file of diagnostics.
+
+    Each line is one write, so that a run that dies leaves whole lines. After a write that failed, the lines
+    wait for the end of the run, which they do not stop.
+
+    Attributes:
+        all: The lines.
+        written: Whether they are in the file.
+    """
+
+    def __init__(self, path: Path, steps_done: int) -> None:
+        self.path = path
+        self.all: list[str] = []
+        if path.exists():  # of a run that goes on: steps that are made again have their lines again
+            found = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            whole = [line for line in found if line.endswith("\n")]
+            self.all = [line for line in whole if json.loads(line)["step"] <= steps_done]
+        replace_text(path, "".join(self.all))
+        self.written = True
+
+    def add(self, content: dict[str, Any]) -> None:
+        """Adds a line."""
+        self.all.append(json.dumps(content, allow_nan=False) + "\n")
+        if self.written:
+            data = self.all[-1].encode()
+            try:
+                with self.path.open("ab", buffering=0) as file:
+                    self.written = file.write(data) == len(data)
+            except OSError:
+                self.written = False
+
+
+def _train(run: PrivateRun, lines: _Lines | None, every: int, raw: bool) -> Exception | None:
+    """Makes the steps that are left, and settles what was spent.
+
+    Returns:
+        What failed after the last step, when there is a model to keep.
+    """
+    done = run.steps_done
+    problem = None
+    try:
+        for step in run:
+            done = step.number
+            if lines is not None and (done == step.total or done % every == 0):
+                lines.add(run.diagnostics(raw=raw, histograms=done == step.total))
+    except Exception as error:
+        if done < run.steps:
+            raise
+        problem = error
+    try:
+        run.close()  # also what a process reserved that died after the last step
+    except Exception as error:
+        problem = problem or error
+    return problem
+
+
+def _result(run: PrivateRun, settings: Settings, data: Data) -> dict[str, Any]:
     epsilon = run.epsilon()
     result: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else "inf",
@@ -174,7 +316,6 @@ def train_and_save(
         "sampling_rate": run.loader.sampler.rate,
         "steps": run.steps_done,
         "test_accuracy": accuracy(run.model, data.test),
-        "seconds": round(seconds, 2),
         "engine": run.engine,
         "privacy": run.privacy_statement(),
         "settings": asdict(settings),
@@ -182,48 +323,7 @@ def train_and_save(
     }
     if settings.seed is not None:
         result["note"] = SEED_WARNING
-    weights = {name: p.contiguous() for name, p in whole.state_dict().items()}
-    save_file(weights, out / "model.safetensors")
-    _write_json(out / "ledger.json", run.ledger.state_dict())
-    _write_json(out / "result.json", result)
-    for name in (CHECKPOINT, SETTINGS):
-        (out / name).unlink(missing_ok=True)
     return result
-
-
-def _check_folder(settings: Settings, out: Path, checkpoint_every: int | None, resume: bool) -> None:
-    """Refuses a folder that holds something which this run would overwrite or continue wrongly."""
-    if resume and checkpoint_every is None:
-        raise ValueError("Expected --checkpoint-every with --resume.")
-    begun = (out / CHECKPOINT).exists()
-    for name in ("result.json", CHECKPOINT, DIAGNOSTICS):
-        if (out / name).exists() and not (resume and begun and name != "result.json"):
-            raise ValueError(
-                f"Expected --out without an earlier result, but {out} has {name}. Choose another folder"
-                + (", or continue it with --resume." if name == CHECKPOINT else ".")
-            )
-    if begun:
-        before = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
-        for name, value in json.loads(json.dumps(asdict(settings))).items():
-            if before.get(name) != value:
-                raise ValueError(
-                    f"Expected --resume with the settings of the run in {out}: {name} was "
-                    f"{before.get(name)!r}, and is {value!r} now."
-                )
-
-
-def _train_and_diagnose(run: PrivateRun, path: Path, every: int, raw: bool) -> None:
-    """Each line is one write, so that a run that dies leaves whole lines."""
-    kept = []
-    if path.exists():  # of a run that goes on: steps that are made again have their lines again
-        kept = [line for line in path.read_bytes().splitlines() if json.loads(line)["step"] <= run.steps_done]
-    replace_text(path, "".join(line.decode() + "\n" for line in kept))
-    with path.open("ab", buffering=0) as file:
-        for step in run:
-            last = step.number == step.total
-            if last or step.number % every == 0:
-                line = json.dumps(run.diagnostics(raw=raw, histograms=last), allow_nan=False)
-                file.write(line.encode() + b"\n")
 
 
 def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Module, nn.Module, Data]:
@@ -323,7 +423,3 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
         right += int((model(*_in_full(inputs)).argmax(1) == labels).sum())
     model.train(was_training)
     return right / len(test)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -25,16 +25,21 @@ from uuid import uuid4
 import dp_accounting
 
 from adamas import _validate, calibrate
-from adamas._files import replace_text
+from adamas._files import own_folder
+from adamas._results import json_writer, write_results
 from adamas._streams import Seed
 from adamas.data import VALIDATION, load
 from adamas.data_ledger import DataLedger
-from adamas.experiment import Settings, train_and_save
+from adamas.experiment import LEDGER, MODEL, RESULT, Settings, train_and_save
 from adamas.ledger import composed_epsilon
 from adamas.sampling import SAMPLERS
 
 SELECTIONS = ("all", "best")
 """Ways to pay for a choice; see the module."""
+
+_SUMMARY = "sweep.json"
+_BEST = "best"
+_TEMPORARY = ".sweep-"  # how the names of folders begin that nobody may see
 
 _GEOMETRIC = 1.0  # the shape in dp_accounting
 
@@ -53,7 +58,8 @@ def sweep(
 
     Args:
         settings: The run that is tried; `epsilon` is the budget of all runs together. The data should be
-            `<name>/validation`.
+            `<name>/validation`. A `seed` gives each run a seed of its own: runs that share one share their
+            noise, so that differences of their releases have none.
         tried: The values of each hyperparameter of the rule; all combinations are candidates.
         out: The folder: with "all" a folder for each run, with "best" the one of the best.
         selection: One of `SELECTIONS`.
@@ -63,6 +69,10 @@ def sweep(
 
     Returns:
         What is in `sweep.json`: the best candidate, the epsilon of the whole choice, and for "all" each run.
+
+    Raises:
+        ValueError: If the settings do not make a sweep, or `out` holds something else.
+        RuntimeError: If another process writes to `out`, or if it cannot be written.
     """
     _validate.one_of(SELECTIONS, selection=selection)
     if settings.epsilon is None or settings.noise_multiplier is not None:
@@ -76,27 +86,27 @@ def sweep(
         )
     if not tried or not all(tried.values()):
         raise ValueError("Expected values to try, such as lr=0.001,0.01.")
-    if (out / "sweep.json").exists():
-        raise ValueError(
-            f"Expected --out without a finished sweep, but {out} has one. Choose another folder."
-        )
     if selection == "all" and mean_runs is not None:
         raise ValueError("Expected mean_runs for selection='best' only.")
     names = list(tried)
     candidates = [dict(zip(names, values, strict=True)) for values in itertools.product(*tried.values())]
     for candidate in candidates:  # wrong names are found before the first run
-        _changed(settings, candidate, 1.0)
-    steps, rate = _plan(settings)
-    out.mkdir(parents=True, exist_ok=True)
-    if selection == "all":
-        result = _all(settings, candidates, out, steps, rate, data_ledger, progress)
-    else:
-        mean = float(len(candidates)) if mean_runs is None else mean_runs
-        _validate.positive(mean_runs=mean)
-        result = _best(settings, candidates, out, steps, rate, mean, data_ledger, progress)
-    result = {"selection": selection, "delta": settings.delta, "settings": asdict(settings)} | result
-    replace_text(out / "sweep.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
-    return result
+        _changed(settings, candidate, 1.0, number=0)
+    with own_folder(out, [_SUMMARY]):
+        folders = [_folder(number) for number in range(len(candidates))] if selection == "all" else [_BEST]
+        _check_folder(out, folders)
+        steps, rate = _plan(settings)
+        if selection == "all":
+            result = _all(settings, candidates, out, steps, rate, data_ledger, progress)
+            remedy = "Make room, and repeat the command: runs that are finished are not made again."
+        else:
+            mean = float(len(candidates)) if mean_runs is None else mean_runs
+            _validate.positive(mean_runs=mean)
+            result = _best(settings, candidates, out, steps, rate, mean, data_ledger, progress)
+            remedy = f"The best run is in {out / _BEST}."
+        result = {"selection": selection, "delta": settings.delta, "settings": asdict(settings)} | result
+        write_results({_SUMMARY: json_writer(result)}, out, remedy=remedy)
+        return result
 
 
 def _all(
@@ -119,13 +129,15 @@ def _all(
     runs = []
     for number, candidate in enumerate(candidates):
         progress(number, len(candidates))
-        folder = out / f"run-{number + 1}"
-        chosen = _changed(settings, candidate, z)
-        if (folder / "result.json").exists():  # of a sweep that was stopped
-            found = json.loads((folder / "result.json").read_text())
+        folder = out / _folder(number)
+        chosen = _changed(settings, candidate, z, number)
+        if (folder / RESULT).exists():  # of a sweep that was stopped
+            found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
             if found["settings"] != json.loads(json.dumps(asdict(chosen))):
                 raise ValueError(f"Expected {folder} to be a run of this sweep. Choose another folder.")
         else:
+            for name in (MODEL, LEDGER):  # of a run that died while it wrote
+                (folder / name).unlink(missing_ok=True)
             found = train_and_save(chosen, folder, progress=False, data_ledger=data_ledger)
         runs.append({"tried": candidate, "accuracy": found["test_accuracy"], "folder": folder.name})
     progress(len(candidates), len(candidates))
@@ -177,25 +189,24 @@ def _best(
     draws = Seed(settings.seed).generator("sweep")
     count = int(draws.geometric(1 / mean))
     chosen = [candidates[int(i)] for i in draws.integers(len(candidates), size=count)]
-    best: tuple[float, dict[str, Any]] | None = None
-    with tempfile.TemporaryDirectory(prefix=".sweep-", dir=out) as temporary:
+    best: tuple[float, dict[str, Any], Path] | None = None
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=out) as temporary:
         for number, candidate in enumerate(chosen):
             progress(number, count)
             folder = Path(temporary) / str(number)
-            # Two runs with one seed would share their noise.
-            seed = (
-                None if settings.seed is None else int(Seed(settings.seed).words("run", number, count=1)[0])
-            )
+            # Only the best may be seen, so nothing is kept elsewhere.
             found = train_and_save(
-                replace(_changed(settings, candidate, z), seed=seed), folder, progress=False
+                _changed(settings, candidate, z, number), folder, progress=False, elsewhere=False
             )
-            if best is None or found["test_accuracy"] > best[0]:
-                best = (found["test_accuracy"], candidate)
-                shutil.rmtree(out / "best", ignore_errors=True)
-                folder.rename(out / "best")
+            if best is None:
+                best = (found["test_accuracy"], candidate, folder)
+            elif found["test_accuracy"] > best[0]:
+                shutil.rmtree(best[2])
+                best = (found["test_accuracy"], candidate, folder)
             else:
                 shutil.rmtree(folder)
-    assert best is not None
+        assert best is not None
+        best[2].rename(out / _BEST)
     progress(count, count)
     spent = composed_epsilon([(event(z), 1)], settings.delta, "rdp")
     assert math.isfinite(spent)
@@ -204,13 +215,36 @@ def _best(
         "accounting": f"best of a geometric number of runs, {mean:g} on average, accountant rdp; "
         "only the best one may be shown",
         "noise_multiplier": z,
-        "best": {"tried": best[1], "accuracy": best[0], "folder": "best"},
+        "best": {"tried": best[1], "accuracy": best[0], "folder": _BEST},
     }
 
 
-def _changed(settings: Settings, candidate: dict[str, Any], noise_multiplier: float) -> Settings:
+def _check_folder(out: Path, folders: Sequence[str]) -> None:
+    """Refuses a folder in which there is no room for the runs, and removes what nobody may see."""
+    if (out / _SUMMARY).exists():
+        raise ValueError(
+            f"Expected --out without a finished sweep, but {out} has one. Choose another folder."
+        )
+    for left_over in out.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(left_over)
+    for name in folders:
+        if (out / name).exists() and (name == _BEST or not (out / name).is_dir()):
+            raise ValueError(f"Expected --out without {name}, but {out} has it. Choose another folder.")
+
+
+def _folder(number: int) -> str:
+    return f"run-{number + 1}"
+
+
+def _changed(settings: Settings, candidate: dict[str, Any], noise_multiplier: float, number: int) -> Settings:
+    """The settings of one run of a sweep, with a seed that no other run has."""
+    seed = settings.seed
+    if seed is not None:
+        high, low = Seed(seed).words("run", number, count=2).tolist()
+        seed = (high << 21) | (low >> 11)  # 53 bits: whole numbers that every reader of JSON keeps
     return replace(
         settings,
+        seed=seed,
         rule_options={**settings.rule_options, **candidate},
         epsilon=None,
         noise_multiplier=noise_multiplier,

@@ -19,7 +19,7 @@ PACKAGE = Path(adamas.__file__).parent
 LAYERS = [
     ["_version", "errors"],
     ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_memory", "_compiled", "_threads", "_archive", "_rule_state", "journal"],
+    ["_memory", "_compiled", "_threads", "_archive", "_results", "_rule_state", "journal"],
     ["_state", "_collate"],
     ["_normals"],
     ["_normals_kernel", "_sums_kernel"],

@@ -245,7 +245,7 @@ def test_other_files_and_relations_are_refused(ledger, tmp_path):
         make_run(data_ledger=ledger, sampling="shuffled")
     with sqlite3.connect(ledger.path) as database:
         database.execute("UPDATE budget SET version = 9")
-    with pytest.raises(ValueError, match="Update adamas"):
+    with pytest.raises(ValueError, match="version of adamas that wrote it"):
         DataLedger(ledger.path)
 
 

@@ -52,6 +52,42 @@ def test_all_runs_are_composed(tmp_path):
     assert "4 runs composed" in result["accounting"]
 
 
+@pytest.mark.parametrize("selection", sweep.SELECTIONS)
+def test_no_two_runs_of_a_sweep_share_their_noise(selection, tmp_path, monkeypatch):
+    """Neither do a run and one that is made later with the seed of the sweep."""
+    seeds, keys = [], []
+    make = experiment.private_run
+
+    def private_run(settings, *arguments, **options):
+        run = make(settings, *arguments, **options)
+        seeds.append(settings.seed)
+        keys.extend(run.noise.seed.words("noise", step, count=8).tobytes() for step in range(run.steps))
+        return run
+
+    monkeypatch.setattr(experiment, "private_run", private_run)
+    options = {"mean_runs": 20.0} if selection == "best" else {}
+    sweep.sweep(
+        make_settings(), {"lr": [0.01, 0.1], "eps": [1e-8, 1e-3]}, tmp_path, selection=selection, **options
+    )
+    assert len(seeds) >= 3
+    train_and_save(make_settings(noise_multiplier=1.0, epsilon=None), tmp_path / "later")
+    assert seeds[-1] == 5
+    assert len(set(seeds)) == len(seeds)
+    assert len(set(keys)) == len(keys) == 4 * len(seeds)
+    assert max(seeds) < 2**53  # every reader of JSON keeps them
+
+
+def test_seeds_of_a_large_sweep_are_different():
+    seeds = {sweep._changed(make_settings(), {}, 1.0, number).seed for number in range(20_000)}
+    assert len(seeds) == 20_000
+
+
+def test_a_sweep_without_a_seed_has_runs_without_one(tmp_path):
+    sweep.sweep(make_settings(seed=None), {"lr": [0.01, 0.1]}, tmp_path)
+    for name in ("run-1", "run-2"):
+        assert json.loads((tmp_path / name / "result.json").read_text())["settings"]["seed"] is None
+
+
 def test_a_sweep_that_was_stopped_goes_on(tmp_path, monkeypatch):
     made = []
     train = sweep.train_and_save
@@ -96,7 +132,7 @@ def test_the_best_of_a_random_number_of_runs(tmp_path):
     assert found["epsilon"] < result["epsilon"] <= 3.0
     assert ledger.epsilon() == pytest.approx(result["epsilon"])
     assert "runs" not in result
-    assert sorted(path.name for path in out.iterdir()) == ["best", "sweep.json"]
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "best", "sweep.json"]
     assert result["best"]["accuracy"] == found["test_accuracy"]
     assert "only the best one may be shown" in result["accounting"]
 
@@ -222,7 +258,7 @@ def test_a_command_that_died_goes_on(tmp_path, monkeypatch):
     files = ("model.safetensors", "ledger.json", "diagnostics.jsonl")
     for name in files:
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert sorted(path.name for path in out.iterdir()) == sorted([*files, "result.json"])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*files, ".lock", "result.json"])
     assert load_file(out / "model.safetensors")
 
 

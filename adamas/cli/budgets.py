@@ -16,7 +16,6 @@ from adamas.cli.app import (
     Delta,
     Json,
     ModelName,
-    Seed,
     app,
     print_json,
     print_rows,
@@ -48,7 +47,10 @@ def sweep(
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
     schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
-    seed: Seed = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Reproducible, with other noise in each run; whoever knows it can remove it."),
+    ] = None,
     accountant: Accountant = "pld",
     selection: Annotated[
         str, typer.Option(help="all: every run counts and may be shown; best: only the best may be shown.")
@@ -59,7 +61,9 @@ def sweep(
     data_ledger: Annotated[
         Path | None, typer.Option(help="Ledger of the data set, from whose budget the runs are paid.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs and of sweep.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs and of sweep.json, of one sweep at a time.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try hyperparameters within one budget, and say how the choice was paid for."""

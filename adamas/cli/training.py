@@ -71,7 +71,10 @@ def train(
         bool | None, typer.Option(help="Show a progress bar; on a terminal if not given.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for result.json, model.safetensors and ledger.json.")
+        Path | None,
+        typer.Option(
+            help="Folder for result.json, model.safetensors and ledger.json, of one training at a time."
+        ),
     ] = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Write diagnostics.jsonl: what the rule did, for free.")
@@ -86,7 +89,10 @@ def train(
         int | None, typer.Option(help="Save the run in --out every so many steps.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run of which --out has a checkpoint, if any.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run that --out has, if any; show the result of a finished one."
+        ),
     ] = False,
     data_ledger: Annotated[
         Path | None, typer.Option(help="Ledger of the data set, from whose budget the run is paid.")
@@ -95,7 +101,7 @@ def train(
 ) -> None:
     """Train a private model and write its result, weights and ledger."""
     # The import is late so that the calculators start without it.
-    from adamas.experiment import Settings, train_and_save
+    from adamas.experiment import RESULT, Settings, train_and_save
 
     settings = Settings(
         data=data,
@@ -127,6 +133,7 @@ def train(
     if out is None:
         out = Path("runs") / f"{data.replace('/', '-')}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
     diagnose = diagnose or diagnose_every is not None
+    finished = resume and (out / RESULT).exists()
     result = train_and_save(
         settings,
         out,
@@ -141,6 +148,8 @@ def train(
         print_json(result)
         return
     console = Console(highlight=False)
+    if finished:
+        console.print("finished        before: nothing was trained, and nothing spent")
     if not result["private"]:
         console.print(f"[bold red]NOT PRIVATE[/]     {result['privacy']}", soft_wrap=True)
     console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {delta:g}, {accountant})")

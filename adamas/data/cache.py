@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from adamas._files import remove_unfinished, replace_file
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks; two processes may then fetch the same files twice
@@ -58,10 +60,9 @@ def cached(package: str, version: str, sha256: Mapping[str, str], fetch: Fetch) 
 
 
 def write_whole(file: Path, write: Callable[[Path], None]) -> None:
-    """Has a file of the cache written under another name, and renames it when it is complete."""
-    with _writing_to(file.parent), tempfile.TemporaryDirectory(prefix=_WORK, dir=file.parent) as temporary:
-        write(Path(temporary) / file.name)
-        os.replace(Path(temporary) / file.name, file)
+    """Writes a file of the cache with `replace_file`."""
+    with _writing_to(file.parent):
+        replace_file(file, write)
 
 
 def _fetch_into(folder: Path, name: str, sha256: Mapping[str, str], fetch: Fetch) -> None:
@@ -94,6 +95,7 @@ def _writing_to(cache: Path) -> Iterator[None]:
         cache.mkdir(parents=True, exist_ok=True)
         with _lock(cache) as alone:
             if alone:
+                remove_unfinished(cache)
                 for left_over in cache.glob(f"{_WORK}*"):
                     shutil.rmtree(left_over, ignore_errors=True)
             yield

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from adamas import _validate
+from adamas._archive import write_tensors
 from adamas.data.cache import cache_folder, write_whole
 from adamas.data.extras import optional
 from adamas.data.minilm import TOKENIZER_SHA256, minilm_files
@@ -39,7 +39,7 @@ def token_ids(texts: Sequence[str], source: str, length: int = 128, keep: str = 
     if ids is None:
         ids = _tokenize(texts, length, keep)
         content = {"ids": ids}
-        write_whole(file, lambda path: save_file(content, path, metadata={"sha256": _digest(content["ids"])}))
+        write_whole(file, lambda path: write_tensors(path, content, {"sha256": _digest(content["ids"])}))
     return ids.long()
 
 

@@ -12,11 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-from safetensors.torch import save_file
-
-from adamas._archive import read_archive, write_archive
-from adamas._files import replace_file, replace_text
+from adamas._archive import read_archive, write_archive, write_tensors
+from adamas._files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
 from adamas.experiment import accuracy
@@ -32,7 +29,6 @@ _KIND, _VERSION = "federated training", 1  # of that file
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
-_LOCK = ".lock"
 
 Line = dict[str, Any]
 """What is kept of a round, or of a training."""
@@ -64,14 +60,8 @@ def train(
         ValueError: If the folder holds a training of other settings, or a finished one.
         NoAnswerError: If a round had no answer that can be used; the folder then holds what was reached.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / _LOCK, timeout=0):
-            return _train(settings, task, out, sizes, connect, progress)
-    except Timeout as error:
-        raise RuntimeError(
-            f"Another training is writing to {out}. Wait for it or stop it, or choose another folder."
-        ) from error
+    with own_folder(out, [STATE, ROUNDS, MODEL, RESULT]):
+        return _train(settings, task, out, sizes, connect, progress)
 
 
 def _train(
@@ -119,7 +109,7 @@ def _train(
     }
     # Copies, since weights that are tied share their memory, which the file's format does not allow.
     weights = {name: value.clone().contiguous() for name, value in server.model.state_dict().items()}
-    replace_file(out / MODEL, lambda path: save_file(weights, path))
+    replace_file(out / MODEL, lambda path: write_tensors(path, weights))
     replace_text(out / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
     return result
 

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adamas.experiment import DIAGNOSTICS
+from adamas.experiment import DIAGNOSTICS, LEDGER, RESULT
 from adamas.federated.training import ROUNDS
-
-RESULT, LEDGER = "result.json", "ledger.json"
-"""The files of a run, with `adamas.experiment.DIAGNOSTICS` and `adamas.federated.training.ROUNDS`."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What `adamas reproduce` does: finds a table, makes what is missing, writes its page."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from adamas._files import replace_text
 from adamas.reproduce import privacy
 from adamas.reproduce.render import grid, markdown
 from adamas.reproduce.results import Results
@@ -95,7 +95,7 @@ def make_table(
             run_missing(results, rows=rows, columns=columns, seeds=seeds, jobs=jobs, progress=progress)
         finally:
             if results.lines:
-                _write(place / PAGE, markdown(results))
+                replace_text(place / PAGE, markdown(results))
     return grid(results)
 
 
@@ -108,12 +108,5 @@ def _privacy_table(path: Path, place: Path) -> list[list[str]]:
     # A page that has all numbers is not replaced by one that has not.
     if not any(row.missing for row in rows):
         place.mkdir(parents=True, exist_ok=True)
-        _write(place / PAGE, privacy.page(rows))
+        replace_text(place / PAGE, privacy.page(rows))
     return privacy.grid(rows)
-
-
-def _write(path: Path, text: str) -> None:
-    """The old page stays until the new one is whole."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
