@@ -105,7 +105,7 @@ class DataLedger:
             relation: The neighbouring relation of all runs.
         """
         _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
+        _validate.delta(delta=delta)
         _validate.one_of(ACCOUNTANTS, accountant=accountant)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -223,7 +223,7 @@ class PrivateRun:
             _validate.positive(epsilon=epsilon)
             noise_multiplier = self._releases.noise_multiplier_for(steps, epsilon)
         else:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         self.steps, self.budget = self.steps_done + steps, epsilon
         self.noise_multiplier = noise_multiplier
 

@@ -167,8 +167,8 @@ def make_private(
     if epsilon is not None:
         _validate.positive(epsilon=epsilon)
     if noise_multiplier is not None:
-        _validate.non_negative(noise_multiplier=noise_multiplier)
-    _validate.probability(delta=delta)
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
+    _validate.delta(delta=delta)
     if delta >= 1 / n and not allow_large_delta:
         raise ValueError(
             f"Expected delta={delta!r} < 1/N = {1 / n:.3g} for N = {n} examples: with more, publishing a "

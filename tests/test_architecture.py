@@ -21,7 +21,7 @@ LAYERS = [
     ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
     ["_compiled", "_threads", "_archive", "_state", "journal"],
     ["_normals"],
-    ["_normals_kernel", "_sums_kernel"],
+    ["_normals_kernel", "_sums_kernel", "privacy_loss"],
     ["_sums"],
     ["checkpoint"],
     ["geometry", "distributed"],
