@@ -16,6 +16,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate, calibrate
+from adamas._words import bound, limit
 from adamas.budget import Entries
 from adamas.errors import BudgetError
 from adamas.ledger import ACCOUNTANTS, Ledger, composed_epsilon
@@ -140,10 +141,10 @@ class DataLedger:
             if cost > self.budget:
                 spent = self._composed(others)
                 raise BudgetError(
-                    f"This run would bring the data set of {self.path} to epsilon={cost:.4f}, above its "
-                    f"budget of {self.budget:g} at delta={self.delta:g}: {spent:.4f} is spent or reserved. "
-                    "Take fewer steps or more noise (DataLedger.noise_multiplier says how much), or close "
-                    "open runs."
+                    f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
+                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {bound(spent)} is spent or "
+                    "reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how much), "
+                    "or close open runs."
                 )
             database.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, 0) "
@@ -186,7 +187,7 @@ class DataLedger:
         spent = composed_epsilon(before, self.delta, self.accountant, self.relation) if before else 0.0
         if spent >= self.budget:
             raise BudgetError(
-                f"Nothing is left of epsilon={self.budget:g} in {self.path}: {spent:.4f} is spent."
+                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {bound(spent)} is spent."
             )
 
         def planned(z: float) -> dp_accounting.DpEvent:

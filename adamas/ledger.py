@@ -24,8 +24,8 @@ from adamas.errors import UnsupportedError
 from adamas.sampling import Sampler, joint_noise_multiplier
 
 # Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound as
-# well; above _LARGE the last digits are not worth ten times the work.
-_FINE, _COARSE, _LARGE = 1e-4, 1e-3, 20.0
+# well; above LARGE the last digits are not worth ten times the work.
+_FINE, _COARSE, LARGE = 1e-4, 1e-3, 20.0
 
 # What the divergence of one release is off by at most, relatively and absolutely, for RDP_ORDERS.
 _RDP_ROUNDING = 1e-13
@@ -220,7 +220,7 @@ def _by_pld(
 ) -> float:
     if coarse is not False:
         rough = privacy_loss.epsilon(counts, delta, relation, _COARSE)
-        if coarse or rough > _LARGE:
+        if coarse or rough > LARGE:
             return rough
     return privacy_loss.epsilon(counts, delta, relation, _FINE)
 
@@ -428,13 +428,15 @@ def _counts(entries: Sequence[tuple[dp_accounting.DpEvent, int]]) -> privacy_los
 
 
 def _noise(event: dp_accounting.DpEvent) -> float:
-    """The noise of an event in units of the sensitivity, or infinity if it has another measure."""
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return _noise(event.event)
+    """The least Gaussian noise in an event, in units of the sensitivity; infinity if it has none."""
+    inner = [event.event] if hasattr(event, "event") else getattr(event, "events", [])
+    if inner:
+        return min(map(_noise, inner))
     if isinstance(event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent):
         largest = max(map(abs, event.sensitivities), default=0.0)
-        return event.standard_deviation / largest if largest else math.inf
-    return float(getattr(event, "noise_multiplier", math.inf))
+        return float(event.standard_deviation / largest) if largest else math.inf
+    gaussians = (dp_accounting.GaussianDpEvent, dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent)
+    return float(event.noise_multiplier) if isinstance(event, gaussians) else math.inf
 
 
 def _encode(value: Any) -> Any:

@@ -15,8 +15,8 @@ the likely ones, and tilted back afterwards:
    \qquad p(l) = e^{K - \lambda l}\, w(l)                                                         \qquad (2)
 
 What is lost on :math:`w`, in all cells together at most :math:`E`, is then at most
-:math:`e^{K - \lambda \epsilon} E` of delta, which is small beside delta itself, and is added to it. `E` is the
-rounding of the transforms, and the mass outside of the window on which they are computed.
+:math:`e^{K - \lambda \epsilon} E` of delta. That is small beside delta itself, and is added to it. `E` is
+the rounding of the transforms, and the mass outside of the window on which they are computed.
 """
 
 import math
@@ -33,8 +33,8 @@ from scipy import fft, optimize, signal
 
 Counts = Sequence[tuple[dp_accounting.DpEvent, int]]
 
-_MOST_CELLS = 2**19  # of one mechanism; more take seconds
-_MOST_COMPOSED = 2**22  # of a composition
+_MOST_CELLS = 2**20  # more take seconds
+_WIDEST = 100.0  # an epsilon of millions
 _UNIT = 2.0**-53
 # The relative error of a probability that dp_accounting computes: a few roundings in normal distribution
 # functions that are themselves exact to some units.
@@ -58,7 +58,7 @@ class Losses:
 
 
 def epsilon(counts: Counts, delta: float, relation: NeighboringRelation, width: float) -> float:
-    """An upper bound of the epsilon of mechanisms that are used so many times each.
+    """An upper bound of the epsilon of mechanisms that are used so many times each, or infinity.
 
     Args:
         counts: Events that `dp_accounting`'s PLD accountant has a bound for, none of them composed of others.
@@ -67,10 +67,11 @@ def epsilon(counts: Counts, delta: float, relation: NeighboringRelation, width: 
         width: Of the cells into which losses are rounded up; wider where they would be too many.
     """
     total = sum(count for _, count in counts)
-    discarded = min(-50.0, math.log(delta) - math.log(total) - 10)
+    # In steps, so that distributions are found again.
+    discarded = 25.0 * min(-2, math.floor((math.log(delta) - math.log(total) - 10) / 25))
     reach = max(_reach(event, discarded) for event, _ in counts)
-    width = _wider(width, 2 * reach / width, _MOST_CELLS)
-    while True:
+    width = _wider(width, 2 * reach / width)
+    while width < _WIDEST:
         kinds = [_of(event, relation, width, discarded) for event, _ in counts]
         multiplicities = [count for _, count in counts]
         directions = max(len(kind) for kind in kinds)
@@ -80,13 +81,14 @@ def epsilon(counts: Counts, delta: float, relation: NeighboringRelation, width: 
             for d in range(directions)
         ]
         cells = max(cells for _, cells in answers)
-        if cells <= _MOST_COMPOSED:
+        if cells <= _MOST_CELLS:
             return max(bound for bound, _ in answers)
-        width = _wider(width, cells, _MOST_COMPOSED)
+        width = _wider(width, cells)
+    return math.inf
 
 
-def _wider(width: float, cells: float, most: int) -> float:
-    return width * 2.0 ** max(0, math.ceil(math.log2(cells / most)))
+def _wider(width: float, cells: float) -> float:
+    return width * 2.0 ** max(0, math.ceil(math.log2(max(cells, 1) / _MOST_CELLS)))
 
 
 def _reach(event: dp_accounting.DpEvent, discarded: float) -> float:
@@ -139,18 +141,46 @@ def _of(
 
 
 def _connected(mechanism: GaussianPrivacyLoss, width: float) -> Losses:
-    """Connect-the-dots (Doroshenko et al., 2022, algorithm 1): a mixture whose delta is exact at each cell."""
+    """By connect-the-dots (Doroshenko et al., 2022, algorithm 1): delta is exact at each cell."""
     bounds = mechanism.connect_dots_bounds()
     low, high = math.floor(bounds.epsilon_lower / width), math.ceil(bounds.epsilon_upper / width)
     high = max(high, low + 1)
-    deltas = mechanism.get_delta_for_epsilon(np.arange(low, high + 1) * width)
-    deltas = np.minimum.accumulate(deltas)
+    deltas = np.minimum.accumulate(_deltas(mechanism, np.arange(low, high + 1) * width))
     falls = np.diff(deltas)
     probabilities = np.empty(len(deltas))
     probabilities[0] = 1 - deltas[0] + falls[0] / math.expm1(width)
     probabilities[1:-1] = (falls[1:] - falls[:-1] * math.exp(width)) / math.expm1(width)
     probabilities[-1] = falls[-1] / math.expm1(-width)
     return Losses(np.maximum(probabilities, 0.0), low, float(deltas[-1]))
+
+
+def _deltas(mechanism: GaussianPrivacyLoss, epsilons: np.ndarray) -> np.ndarray:
+    """`mechanism.get_delta_for_epsilon`, without a call of Python for each of them.
+
+    A loss above epsilon is an outcome below some x. With q the sampling rate and z the noise,
+
+        one record less:  (1 - q) + q e^(-(2x + 1)/(2 z^2)) = e^epsilon
+        one record more:  (1 - q) + q e^((2x - 1)/(2 z^2)) = e^-epsilon
+    """
+    rate, variance = mechanism.sampling_prob, mechanism.standard_deviation**2
+    if mechanism.adjacency_type == AdjacencyType.REPLACE:
+        deltas: np.ndarray = mechanism.get_delta_for_epsilon(epsilons)
+        return deltas
+    sign = 1 if mechanism.adjacency_type == AdjacencyType.REMOVE else -1
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        deltas = np.maximum(-np.expm1(epsilons), 0.0) if sign == 1 else np.zeros_like(epsilons)
+        exponents = sign * epsilons if rate == 1 else np.log((rate + np.expm1(sign * epsilons)) / rate)
+    # No outcome has so small a loss for one record less, or so large a one for one record more.
+    exponents = np.where(np.isnan(exponents), -math.inf, exponents)
+    # expm1 of hundreds is infinite, where 1 is nothing beside it.
+    exponents = np.where(sign * epsilons > 500, sign * epsilons - math.log(rate), exponents)
+    finite = np.isfinite(exponents)
+    cutoffs = sign * (-variance * exponents[finite] - 0.5)
+    deltas[finite] = mechanism.mu_upper_cdf(cutoffs) - np.exp(
+        epsilons[finite] + mechanism.mu_lower_log_cdf(cutoffs)
+    )
+    deltas.clip(0.0, 1.0, out=deltas)
+    return deltas
 
 
 def _distribution(
@@ -208,7 +238,7 @@ def _epsilon(kinds: list[Losses], counts: list[int], delta: float, width: float)
     constant = math.fsum(n * one.constant for one, n in zip(tilted, counts, strict=True))  # K of (2)
     low, high = _window(tilted, counts)
     size = fft.next_fast_len(max(high - low + 1, *(len(one.weights) for one in tilted), 2), real=True)
-    if size > _MOST_COMPOSED:
+    if size > _MOST_CELLS:
         return math.inf, size
     weights, error = _convolved(tilted, counts, size)
     weights = np.maximum(np.roll(weights, -(low % size)), 0.0)
@@ -232,7 +262,13 @@ def _best_tilt(
     kinds: list[Losses], values: list[np.ndarray], counts: list[int], log_delta: float, width: float
 ) -> float:
     """The tilt with which Chernoff's bound on epsilon is the least. Any other would be right as well."""
-    logs = [_logarithm(one.probabilities) for one in kinds]
+    # In blocks of cells, which are enough to choose by.
+    blocks = [max(1, len(x) // 4096) for x in values]
+    logs = [
+        _logarithm(np.add.reduceat(one.probabilities, np.arange(0, len(x), block)))
+        for one, x, block in zip(kinds, values, blocks, strict=True)
+    ]
+    values = [x[::block] for x, block in zip(values, blocks, strict=True)]
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
@@ -270,7 +306,7 @@ def _window(tilted: list[_Tilted], counts: list[int]) -> tuple[int, int]:
     if variance == 0:
         return lowest, highest
     logs = [_logarithm(one.weights) for one in tilted]
-    for scale in (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0):
+    for scale in (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0):
         for sign in (-1, 1):
             order = sign * scale / math.sqrt(variance)
             exponent = math.fsum(

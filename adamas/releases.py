@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import dp_accounting
 
 from adamas import calibrate
+from adamas._words import bound
 from adamas.budget import Budget, Entries
 from adamas.ledger import Ledger
 from adamas.sampling import Sampler
@@ -134,7 +135,7 @@ class Releases:
         ledger = self.complete()
         spent = ledger.epsilon(self.delta, self.accountant)
         if spent >= epsilon:
-            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {spent:.4f}.")
+            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {bound(spent)}.")
         before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in ledger.entries]
         return calibrate.noise_multiplier_for(
             lambda z: dp_accounting.ComposedDpEvent([*before, self.sampler.plan(z, steps)]),

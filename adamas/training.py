@@ -1,6 +1,7 @@
 """`make_private`: the convenient front for sampling, engine, door, ledger and rule."""
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -340,7 +341,7 @@ def _affordable_steps(
             f"Expected max_epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="
             f"{noise_multiplier!r} it does not. Raise one of them."
         )
-    return sum(sampler.unit(step) < units for step in range(steps))
+    return bisect_left(range(steps), units, key=sampler.unit)
 
 
 def _sampler(sampling: str, n: int, batch_size: int, max_batch_size: int | None, seed: Seed) -> Sampler:
