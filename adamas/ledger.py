@@ -226,13 +226,19 @@ def _by_pld(
 
 
 def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation) -> float:
-    composed = _composed(_rdp(relation), counts)
+    composed = sum(count * _divergences(event, relation) for event, count in counts)
     # Rounding may bring a divergence below its true value, and below 0, which would count as no loss at all.
     rounding = _RDP_ROUNDING * sum(count for _, count in counts)
-    divergences = np.nan_to_num(composed._rdp, nan=math.inf, posinf=math.inf)
+    divergences = np.nan_to_num(composed, nan=math.inf, posinf=math.inf)
     divergences = np.maximum(divergences, 0.0) * (1 + _RDP_ROUNDING) + rounding
     with quiet_accountants():
         return float(compute_epsilon(RDP_ORDERS, divergences, delta)[0])
+
+
+@lru_cache(maxsize=256)
+def _divergences(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    """The Renyi divergence of an event, for each of `RDP_ORDERS`."""
+    return np.asarray(_composed(_rdp(relation), [(event, 1)])._rdp, dtype=float)
 
 
 def _plausible(answer: float, counts: privacy_loss.Counts, delta: float) -> float:

@@ -244,7 +244,9 @@ def _epsilon(kinds: list[Losses], counts: list[int], delta: float, width: float)
     weights = np.maximum(np.roll(weights, -(low % size)), 0.0)
     error += 4 * _OUTSIDE + sum(n * one.error for one, n in zip(tilted, counts, strict=True))
     start = sum(n * one.lowest for one, n in zip(tilted, counts, strict=True)) + low
-    found = _smallest(weights, start, tilt, constant, error, math.log(left), width)
+    # No loss is above the sum of the largest ones, so that only the infinite ones are left there.
+    most = sum(n * (one.lowest + len(one.probabilities) - 1) for one, n in zip(kinds, counts, strict=True))
+    found = min(_smallest(weights, start, tilt, constant, error, math.log(left), width), most * width)
     return found * (1 + 4 * _UNIT) + total * _PROBABILITY_ERROR, size
 
 
@@ -262,23 +264,27 @@ def _best_tilt(
     kinds: list[Losses], values: list[np.ndarray], counts: list[int], log_delta: float, width: float
 ) -> float:
     """The tilt with which Chernoff's bound on epsilon is the least. Any other would be right as well."""
-    # In blocks of cells, which are enough to choose by.
-    blocks = [max(1, len(x) // 4096) for x in values]
-    logs = [
-        _logarithm(np.add.reduceat(one.probabilities, np.arange(0, len(x), block)))
-        for one, x, block in zip(kinds, values, blocks, strict=True)
-    ]
-    values = [x[::block] for x, block in zip(values, blocks, strict=True)]
+    # In blocks of cells, each in its centre, which are enough to choose by.
+    blocks = [_in_blocks(one.probabilities, x) for one, x in zip(kinds, values, strict=True)]
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        exponents = (_log_sum(p + tilt * x) for p, x in zip(logs, values, strict=True))
+        exponents = (_log_sum(log + tilt * x) for log, x in blocks)
         return (sum(n * k for k, n in zip(exponents, counts, strict=True)) - log_delta) / tilt
 
     limits = (math.log(1e-4), math.log(10 / width))
     return math.exp(
         optimize.minimize_scalar(bound, bounds=limits, method="bounded", options={"xatol": 0.02}).x
     )
+
+
+def _in_blocks(probabilities: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithms of sums of neighbouring probabilities, and the mean of the values of each sum."""
+    starts = np.arange(0, len(values), max(1, len(values) // 2**14))
+    sums = np.add.reduceat(probabilities, starts)
+    means = np.add.reduceat(probabilities * values, starts)
+    np.divide(means, sums, out=means, where=sums > 0)
+    return _logarithm(sums), means
 
 
 def _tilted(one: Losses, values: np.ndarray, tilt: float, dropped: float) -> _Tilted:
@@ -330,17 +336,23 @@ def _convolved(tilted: list[_Tilted], counts: list[int], size: int) -> tuple[np.
     the root of the sum of all squared errors of the transform.
     """
     rounding = 10 * _UNIT * math.log2(size)
-    product = np.ones(size // 2 + 1, dtype=complex)
+    transforms = [fft.rfft(one.weights, size) for one in tilted]
     log_bound, factors = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
-    for one, n in zip(tilted, counts, strict=True):
-        transform = fft.rfft(one.weights, size)
+    for transform, n in zip(transforms, counts, strict=True):
         magnitude = np.abs(transform)
-        product *= transform**n
         log_bound += n * np.log(magnitude + rounding)
         factors += n * (rounding + 8 * _UNIT * magnitude) / (magnitude + rounding)
     bound = np.exp(log_bound)
+    # Most of the product is nothing, and stays out of it: then all of it is error.
+    kept = log_bound > math.log(_OUTSIDE / size)
+    product = np.zeros(size // 2 + 1, dtype=complex)
+    product[kept] = math.prod(
+        (transform[kept] ** n for transform, n in zip(transforms, counts, strict=True)),
+        start=np.ones(int(kept.sum()), dtype=complex),
+    )
+    errors = np.where(kept, bound * factors, bound)
     # The other half of the transform of real numbers mirrors this one.
-    error = math.sqrt(2) * float(np.linalg.norm(bound * factors)) + 2 * rounding * float(bound.sum())
+    error = math.sqrt(2) * float(np.linalg.norm(errors)) + 2 * rounding * float(bound.sum())
     return fft.irfft(product, size), error
 
 
