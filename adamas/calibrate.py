@@ -14,7 +14,7 @@ from dp_accounting import NeighboringRelation
 from scipy.optimize import brentq
 
 from adamas import _validate, ledger
-from adamas._words import bound
+from adamas._words import bound, limit
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
@@ -218,7 +218,7 @@ def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, in
 def _check_budget(epsilon: float, delta: float) -> None:
     _validate.positive(epsilon=epsilon)
     if epsilon > _LARGEST_EPSILON:
-        raise ValueError(f"Expected epsilon={epsilon!r} <= {_LARGEST_EPSILON:g}: more promises nothing.")
+        raise ValueError(f"Expected epsilon={epsilon!r} <= {limit(_LARGEST_EPSILON)}: more promises nothing.")
     _validate.delta(delta=delta)
 
 
