@@ -18,8 +18,8 @@ PACKAGE = Path(adamas.__file__).parent
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
     ["_version", "errors"],
-    ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_compiled", "_threads", "_archive", "_state", "journal"],
+    ["_validate", "_nests", "_streams", "_words", "_files"],
+    ["_compiled", "_threads", "_archive", "_state", "_progress", "journal"],
     ["_normals"],
     ["_normals_kernel", "_sums_kernel", "privacy_loss"],
     ["_sums"],
