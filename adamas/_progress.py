@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from adamas._words import bound
+
 # Composing costs a good part of a second, so the display asks for epsilon rarely.
 _SECONDS_BETWEEN_EPSILONS = 10.0
 
@@ -55,7 +57,7 @@ def progress_bar(
             nonlocal asked
             display.advance(task)
             if time.monotonic() - asked > _SECONDS_BETWEEN_EPSILONS:
-                display.update(task, spent=f"ε = {epsilon():.3g}")
+                display.update(task, spent=f"ε = {bound(epsilon(), 3)}")
                 asked = time.monotonic()
 
         yield advance

@@ -20,6 +20,36 @@ def non_negative(**values: float) -> None:
     _check(values, lambda x: 0 <= x < math.inf, ">= 0 and finite")
 
 
+LEAST_NOISE_MULTIPLIER = 0.02
+"""With less noise one release without sampling costs an epsilon above 1000, at any delta up to 0.999999."""
+
+LARGEST_NOISE_MULTIPLIER = 2.0**20
+"""More noise than that leaves nothing of a sum of gradients."""
+
+LEAST_DELTA = 1e-100
+"""Below, the normal distribution's tails come near the smallest numbers that float64 has."""
+
+
+def noise_multiplier(**values: float) -> None:
+    """Raises unless every value is a noise multiplier that can be accounted for, or 0: no noise at all."""
+    _check(
+        values,
+        lambda x: x == 0 or LEAST_NOISE_MULTIPLIER <= x <= LARGEST_NOISE_MULTIPLIER,
+        f"between {LEAST_NOISE_MULTIPLIER} and {LARGEST_NOISE_MULTIPLIER:.0f}, or 0 for a run that is not "
+        "private: with less noise one release costs an epsilon above 1000, and more noise leaves no signal",
+    )
+
+
+def delta(**values: float) -> None:
+    """Raises unless every value is a delta that can be accounted for."""
+    probability(**values)
+    _check(
+        values,
+        lambda x: x >= LEAST_DELTA,
+        f">= {LEAST_DELTA:g}: smaller ones cannot be bounded in float64",
+    )
+
+
 def probability(**values: float) -> None:
     """Raises unless every value lies strictly between 0 and 1."""
     _check(values, lambda x: 0 < x < 1, "in (0, 1)")

@@ -1,22 +1,22 @@
 """Numbers as words: a bound is never rounded below itself."""
 
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
+
+_EXACT = Context(prec=400)  # digits of any float64 with its decimals
 
 
 def rounded_up(value: float, decimals: int) -> str:
     """A bound as text: the least number of so many decimals that is not below it.
 
-    What a computation in float64 adds in its last digits is not rounded up to a whole unit.
-
     Example:
         >>> rounded_up(0.78498, 2), rounded_up(1.5, 3), rounded_up(0.1 + 0.2, 1), rounded_up(math.inf, 2)
-        ('0.79', '1.500', '0.3', 'inf')
+        ('0.79', '1.500', '0.4', 'inf')
     """
-    text = f"{value:.{decimals}f}"
-    if not math.isfinite(value) or float(text) >= value or math.isclose(float(text), value, rel_tol=1e-12):
-        return text
-    return f"{Decimal(text) + Decimal(1).scaleb(-decimals):f}"
+    if not math.isfinite(value):
+        return f"{value:g}"
+    unit = Decimal(1).scaleb(-decimals)
+    return f"{Decimal(repr(float(value))).quantize(unit, ROUND_CEILING, _EXACT):f}"
 
 
 def bound(value: float, digits: int = 4) -> str:
@@ -29,3 +29,13 @@ def bound(value: float, digits: int = 4) -> str:
     if not math.isfinite(value) or value <= 0:
         return f"{value:g}"
     return rounded_up(value, max(digits - 1 - math.floor(math.log10(value)), 0))
+
+
+def limit(value: float) -> str:
+    """A number that somebody chose, such as a budget, as text: not rounded at all.
+
+    Example:
+        >>> limit(3.0), limit(0.784985), limit(3.0000004)
+        ('3', '0.784985', '3.0000004')
+    """
+    return repr(float(value)).removesuffix(".0")

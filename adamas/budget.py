@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
+from adamas import _validate
+from adamas._words import limit
 from adamas.errors import BudgetError
-from adamas.ledger import composed_epsilon
+from adamas.ledger import LARGE, composed_epsilon
 
 Entries = Sequence[tuple[dp_accounting.DpEvent, int]]
 
@@ -37,6 +39,8 @@ class Budget:
         accountant: str = "pld",
         relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     ) -> None:
+        _validate.positive(epsilon=epsilon)
+        _validate.delta(delta=delta)
         self.epsilon, self.delta = epsilon, delta
         self.accountant, self.relation = accountant, relation
         # For the usual event and the list of others: so many are affordable, and if one more is too much.
@@ -69,8 +73,8 @@ class Budget:
         """Raises `BudgetError` unless the budget pays for these events."""
         if not self.covers(entries, usual, ahead):
             raise BudgetError(
-                f"This release would exceed epsilon={self.epsilon:g} at delta={self.delta:g}, so that it is "
-                "not made. Continue with an explicit new budget (run.extend), or stop here."
+                f"This release would exceed epsilon={limit(self.epsilon)} at delta={self.delta:g}, so that "
+                "it is not made. Continue with an explicit new budget (run.extend), or stop here."
             )
 
     def _search(self, others: Entries, usual: dp_accounting.DpEvent, low: int, high: int) -> tuple[int, bool]:
@@ -89,9 +93,11 @@ class Budget:
         return low, True
 
     def _affords(self, entries: Entries) -> bool:
+        def cost(coarse: bool) -> float:
+            return composed_epsilon(entries, self.delta, self.accountant, self.relation, coarse=coarse)
+
         # A coarse answer is an upper bound, and ten times as fast.
-        return any(
-            composed_epsilon(entries, self.delta, self.accountant, self.relation, coarse=coarse)
-            <= self.epsilon
-            for coarse in ((True, None) if self.accountant == "pld" else (None,))
+        rough = cost(coarse=True)
+        return rough <= self.epsilon or (
+            self.accountant == "pld" and rough <= LARGE and cost(coarse=False) <= self.epsilon
         )

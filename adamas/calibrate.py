@@ -14,9 +14,10 @@ from dp_accounting import NeighboringRelation
 from scipy.optimize import brentq
 
 from adamas import _validate, ledger
+from adamas._words import bound, limit
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.02, 2.0**20
+_LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
 _WIDE_BUDGET = 0.1  # a hundred coarse cells
 _LARGEST_STEPS = 2**24
 _LARGEST_EPSILON = 1000.0
@@ -39,12 +40,7 @@ def epsilon(
         ...     noise_multiplier=0.5, sampling_rate=256 / 60000, steps=1175, delta=1e-5), 3)
         7.479
     """
-    _validate.non_negative(noise_multiplier=noise_multiplier)
-    if accountant == "pld" and 0 < noise_multiplier < _SMALLEST_MULTIPLIER:
-        raise ValueError(
-            f"Expected noise_multiplier={noise_multiplier!r} >= {_SMALLEST_MULTIPLIER}, or 0, for PLD: an "
-            "epsilon of thousands takes gigabytes. Use accountant='rdp'."
-        )
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.rate(sampling_rate=sampling_rate)
     _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
@@ -56,7 +52,9 @@ def epsilon_curve(
 ) -> np.ndarray:
     """The epsilon after 1, 2, ..., `steps` steps: see `adamas.ledger.epsilon_curve`."""
     _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.rate(sampling_rate=sampling_rate)
+    _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
     return ledger.epsilon_curve(event, steps, delta, points=points)
 
@@ -123,11 +121,11 @@ def _least_noise_multiplier(
         """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
         return min(max(math.log(max(cost(z, coarse), 1e-300) / epsilon), -50.0), 50.0)
 
-    if excess(_LARGEST_MULTIPLIER) > 0:
-        least = cost(_LARGEST_MULTIPLIER, None)
+    if excess(_LARGEST) > 0:
+        least = cost(_LARGEST, None)
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
-            f"{_LARGEST_MULTIPLIER:.0f} is not enough: it gives epsilon={least:.4g}. Raise epsilon or delta, "
+            f"{_LARGEST:.0f} is not enough: it gives epsilon={bound(least)}. Raise epsilon or delta, "
             "or make fewer steps."
         )
     rough = coarse or None
@@ -153,13 +151,13 @@ def _bracket(excess: Callable[[float], float], epsilon: float, delta: float) -> 
     while excess(high) > 0:
         low, high, factor = high, high * factor, factor**2
     while low == high or excess(low) <= 0:
-        high, low, factor = low, low / factor, factor**2
-        if low < _SMALLEST_MULTIPLIER:
+        if low == _LEAST:
             raise ValueError(
                 f"Expected epsilon={epsilon!r} and delta={delta!r} to need noise, but a multiplier of "
-                f"{_SMALLEST_MULTIPLIER} would do, and hide no record. Lower delta below the chance that a "
+                f"{_LEAST} would do, and hide no record. Lower delta below the chance that a "
                 "record takes part at all, or lower epsilon."
             )
+        high, low, factor = low, max(low / factor, _LEAST), factor**2
     return low, high
 
 
@@ -180,6 +178,7 @@ def steps(
         2479
     """
     _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _check_budget(epsilon, delta)
     _validate.rate(sampling_rate=sampling_rate)
     event = _step(noise_multiplier, sampling_rate)
@@ -219,14 +218,14 @@ def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, in
 def _check_budget(epsilon: float, delta: float) -> None:
     _validate.positive(epsilon=epsilon)
     if epsilon > _LARGEST_EPSILON:
-        raise ValueError(f"Expected epsilon={epsilon!r} <= {_LARGEST_EPSILON:g}: more promises nothing.")
-    _validate.probability(delta=delta)
+        raise ValueError(f"Expected epsilon={epsilon!r} <= {limit(_LARGEST_EPSILON)}: more promises nothing.")
+    _validate.delta(delta=delta)
 
 
 def _check_steps(steps: int) -> None:
     _validate.count(steps=steps)
     if steps > _LARGEST_STEPS:
-        raise ValueError(f"Expected steps={steps!r} <= {_LARGEST_STEPS}.")
+        raise ValueError(f"Expected steps={steps!r} <= {_LARGEST_STEPS}, more than any training takes.")
 
 
 def _step(noise_multiplier: float, sampling_rate: float) -> dp_accounting.DpEvent:

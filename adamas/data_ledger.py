@@ -22,7 +22,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate, calibrate
-from adamas._words import bound
+from adamas._words import bound, limit
 from adamas.budget import Budget, Entries
 from adamas.errors import BudgetError
 from adamas.ledger import ACCOUNTANTS, Ledger, composed_epsilon, entries_of
@@ -116,7 +116,7 @@ class DataLedger:
             relation: The neighbouring relation of all runs.
         """
         _validate.positive(epsilon=epsilon)
-        _validate.probability(delta=delta)
+        _validate.delta(delta=delta)
         _validate.one_of(ACCOUNTANTS, accountant=accountant)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class DataLedger:
             if cost > self.budget or granted < (wanted if at_least is None else at_least):
                 raise BudgetError(
                     f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
-                    f"budget of {self.budget:g} at delta={self.delta:g}: {bound(self._composed(others))} is "
+                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {bound(self._composed(others))} is "
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )
@@ -229,7 +229,7 @@ class DataLedger:
         spent = self._composed(before)
         if spent >= self.budget:
             raise BudgetError(
-                f"Nothing is left of epsilon={self.budget:g} in {self.path}: {bound(spent)} is spent."
+                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {bound(spent)} is spent."
             )
 
         def planned(z: float) -> dp_accounting.DpEvent:

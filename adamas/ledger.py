@@ -6,6 +6,7 @@ composes when somebody asks.
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,15 +16,21 @@ import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from scipy.special import log_ndtr, ndtr
 
-from adamas import _validate
+from adamas import _validate, privacy_loss
 from adamas.errors import UnsupportedError
 from adamas.sampling import Sampler, joint_noise_multiplier
 
 # Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound as
-# well; above _LARGE the last digits are not worth ten times the work.
-_FINE, _COARSE, _LARGE = 1e-4, 1e-3, 20.0
+# well; above LARGE the last digits are not worth ten times the work.
+_FINE, _COARSE, LARGE = 1e-4, 1e-3, 20.0
+
+# What the divergence of one release is off by at most, relatively and absolutely, for RDP_ORDERS.
+_RDP_ROUNDING = 1e-13
+
+_LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
 
 RDP_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
 """The orders of Opacus, with which the papers' values were computed."""
@@ -93,7 +100,7 @@ class Ledger:
         Releases on one batch are one event of the sampler, and so are all batches of an epoch for a
         sampler whose batches do not overlap. A batch is finished when the next one has a release.
         """
-        _validate.non_negative(noise_multiplier=noise_multiplier)
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         if sampler.relation != self.relation:
             raise ValueError(
                 f"Expected a sampler for relation={self.relation.name}, got {sampler.relation.name}."
@@ -199,23 +206,88 @@ def composed_epsilon(
         accountant: A name in `ACCOUNTANTS`.
         relation: The neighbouring relation.
         coarse: For PLD: round the privacy loss up to 1e-3 (True) or to 1e-4 (False), both upper
-            bounds. None takes 1e-3 only where epsilon is above 20.
+            bounds. None takes 1e-3 only where epsilon is above 20. Where a loss has too many values for
+            memory, it is rounded up further.
+
+    Returns:
+        An upper bound, rounding errors included. It is infinite for events without noise or with less than
+        `_validate.LEAST_NOISE_MULTIPLIER` of it, and never less than any of the events costs alone.
 
     Raises:
         UnsupportedError: If the accountant has no bound for one of the events.
+        ValueError: If delta is below `_validate.LEAST_DELTA`.
     """
-    _validate.probability(delta=delta)
+    _validate.delta(delta=delta)
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     entries = [(_joined(event), count) for event, count in entries]
-    if accountant != "pld":
-        composed = _composed(ACCOUNTANTS[accountant](relation), entries)
-        with quiet_accountants():
-            return float(composed.get_epsilon(delta))
+    _require_support(ACCOUNTANTS[accountant](relation), entries)
+    counts = _counts(entries)
+    if counts is None:
+        return math.inf
+    if not counts:
+        return 0.0
+    if accountant == "pld":
+        answer = _by_pld(counts, delta, relation, coarse)
+    else:
+        answer = _by_rdp(counts, delta, relation)
+    return _plausible(answer, counts, delta)
+
+
+def _by_pld(
+    counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation, coarse: bool | None
+) -> float:
     if coarse is not False:
-        rough = float(_composed(_pld(relation, _COARSE), entries).get_epsilon(delta))
-        if coarse or rough > _LARGE:
+        rough = privacy_loss.epsilon(counts, delta, relation, _COARSE)
+        if coarse or rough > LARGE:
             return rough
-    return float(_composed(_pld(relation, _FINE), entries).get_epsilon(delta))
+    return privacy_loss.epsilon(counts, delta, relation, _FINE)
+
+
+def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation) -> float:
+    composed = sum(count * _divergences(event, relation) for event, count in counts)
+    # Rounding may bring a divergence below its true value, and below 0, which would count as no loss at all.
+    rounding = _RDP_ROUNDING * sum(count for _, count in counts)
+    divergences = np.nan_to_num(composed, nan=math.inf, posinf=math.inf)
+    divergences = np.maximum(divergences, 0.0) * (1 + _RDP_ROUNDING) + rounding
+    with quiet_accountants():
+        return float(compute_epsilon(RDP_ORDERS, divergences, delta)[0])
+
+
+@lru_cache(maxsize=256)
+def _divergences(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    """The Renyi divergence of an event, for each of `RDP_ORDERS`."""
+    return np.asarray(_composed(_rdp(relation), [(event, 1)])._rdp, dtype=float)
+
+
+def _plausible(answer: float, counts: privacy_loss.Counts, delta: float) -> float:
+    """The answer, unless it is less than one release of those that it is about costs by itself.
+
+    The delta of one sampled Gaussian release has a closed form (Balle and Wang, 2018, theorem 8, with theorem
+    9 of Balle, Barthe and Gaboardi, 2018).
+    """
+    if math.isnan(answer) or answer < 0:
+        raise ArithmeticError(f"Expected an epsilon, computed {answer!r}. Please report the settings.")
+    for event, _ in counts:
+        rate, z = sampled_gaussian(event)
+        if z is None or rate == 0 or answer == math.inf:
+            continue
+        # Epsilon of the release without sampling: log(1 + (e^answer - 1)/rate).
+        inner = answer + math.log(rate * math.exp(-answer) - math.expm1(-answer)) - math.log(rate)
+        alone = rate * (ndtr(0.5 / z - inner * z) - math.exp(inner + log_ndtr(-0.5 / z - inner * z)))
+        if alone > delta * (1 + 1e-6) + 1e-300:
+            raise ArithmeticError(
+                f"Computed epsilon={answer!r} at delta={delta!r}, which is less than {event} costs alone. "
+                "Please report the settings."
+            )
+    return answer
+
+
+def sampled_gaussian(event: dp_accounting.DpEvent) -> tuple[float, float | None]:
+    """The sampling rate and noise multiplier of a Gaussian event; None if it is of another kind."""
+    rate = 1.0
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        rate, event = event.sampling_probability, event.event
+    return rate, event.noise_multiplier if isinstance(event, dp_accounting.GaussianDpEvent) else None
 
 
 def epsilon_curve(
@@ -268,16 +340,22 @@ def supports(accountant: str, event: dp_accounting.DpEvent, relation: Neighborin
 def _composed(
     accountant: PrivacyAccountant, entries: Sequence[tuple[dp_accounting.DpEvent, int]]
 ) -> PrivacyAccountant:
+    _require_support(accountant, entries)
     for event, count in entries:
-        try:
-            with quiet_accountants():
-                accountant.compose(event, count)
-        except dp_accounting.UnsupportedEventError as error:
+        with quiet_accountants():
+            accountant.compose(event, count)
+    return accountant
+
+
+def _require_support(
+    accountant: PrivacyAccountant, entries: Sequence[tuple[dp_accounting.DpEvent, int]]
+) -> None:
+    for event, _ in entries:
+        if not accountant.supports(event):
             raise UnsupportedError(
                 f"{type(accountant).__name__} has no bound for {event}. Use accountant='pld', or "
                 "sampling='poisson'."
-            ) from error
-    return accountant
+            )
 
 
 @contextmanager
@@ -332,6 +410,57 @@ def _joined(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                 event.sampling_probability, dp_accounting.GaussianDpEvent(z)
             )
     return event
+
+
+def _counts(entries: Sequence[tuple[dp_accounting.DpEvent, int]]) -> privacy_loss.Counts | None:
+    """The single events of entries, each once, with how often it happened; None if one hides nothing.
+
+    Gaussians without sampling are one Gaussian together. One with more noise than any other is counted as
+    one with `_validate.LARGEST_NOISE_MULTIPLIER`, which costs more.
+    """
+    counts: dict[dp_accounting.DpEvent, int] = {}
+    plain: dict[float, int] = {}
+    stack = list(entries)
+    while stack:
+        event, count = stack.pop()
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            stack.append((event.event, event.count * count))
+            continue
+        if isinstance(event, dp_accounting.ComposedDpEvent):
+            stack += [(inner, count) for inner in event.events]
+            continue
+        rate, z = sampled_gaussian(event)
+        if isinstance(event, dp_accounting.NoOpDpEvent) or rate == 0 or count == 0:
+            continue
+        if isinstance(event, dp_accounting.NonPrivateDpEvent) or _noise(event) < _LEAST:
+            return None
+        if z is not None:
+            z = min(z, _LARGEST)
+            if rate == 1:
+                plain[z] = plain.get(z, 0) + count
+                continue
+            event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
+        if isinstance(event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent):  # lists are no keys
+            event = type(event)(
+                event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs)
+            )
+        counts[event] = counts.get(event, 0) + count
+    if plain:
+        joint = math.fsum(n / z**2 for z, n in plain.items()) ** -0.5
+        counts[dp_accounting.GaussianDpEvent(joint)] = 1
+    return list(counts.items())
+
+
+def _noise(event: dp_accounting.DpEvent) -> float:
+    """The least Gaussian noise in an event, in units of the sensitivity; infinity if it has none."""
+    inner = [event.event] if hasattr(event, "event") else getattr(event, "events", [])
+    if inner:
+        return min(map(_noise, inner))
+    if isinstance(event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent):
+        largest = max(map(abs, event.sensitivities), default=0.0)
+        return float(event.standard_deviation / largest) if largest else math.inf
+    gaussians = (dp_accounting.GaussianDpEvent, dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent)
+    return float(event.noise_multiplier) if isinstance(event, gaussians) else math.inf
 
 
 def _encode(value: Any) -> Any:

@@ -121,7 +121,7 @@ def privatize(
         over the batch size would be no normal float32 number (`clip_weights`); an empty batch gives noise
         around the centre; a parameter that no example uses gets noise like the others.
     """
-    _validate.non_negative(noise_multiplier=noise_multiplier)
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)
     if noise_multiplier > 0 and any(
         s == math.inf for s in geometry.scale.values() if not isinstance(s, Tensor)

@@ -1,6 +1,7 @@
 """`make_private`: the convenient front for sampling, engine, door, ledger and rule."""
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,8 @@ def make_private(
     if epsilon is not None:
         _validate.positive(epsilon=epsilon)
     if noise_multiplier is not None:
-        _validate.non_negative(noise_multiplier=noise_multiplier)
-    _validate.probability(delta=delta)
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
+    _validate.delta(delta=delta)
     if delta >= 1 / n and not allow_large_delta:
         raise ValueError(
             f"Expected delta={delta!r} < 1/N = {1 / n:.3g} for N = {n} examples: with more, publishing a "
@@ -349,7 +350,7 @@ def _affordable_steps(
             f"Expected max_epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="
             f"{noise_multiplier!r} it does not. Raise one of them."
         )
-    return sum(sampler.unit(step) < units for step in range(steps))
+    return bisect_left(range(steps), units, key=sampler.unit)
 
 
 def _sampler(sampling: str, n: int, batch_size: int, max_batch_size: int | None, seed: Seed) -> Sampler:

@@ -18,11 +18,11 @@ PACKAGE = Path(adamas.__file__).parent
 # ("engines" is all of adamas/engines) may import one another. "" is adamas/__init__.py.
 LAYERS = [
     ["_version", "errors"],
-    ["_validate", "_nests", "_streams", "_progress", "_words", "_files"],
-    ["_memory", "_compiled", "_threads", "_archive", "_results", "_rule_state", "journal"],
+    ["_validate", "_nests", "_streams", "_words", "_files"],
+    ["_memory", "_compiled", "_threads", "_archive", "_results", "_rule_state", "_progress", "journal"],
     ["_state", "_collate"],
     ["_normals"],
-    ["_normals_kernel", "_sums_kernel"],
+    ["_normals_kernel", "_sums_kernel", "privacy_loss"],
     ["_sums"],
     ["geometry", "distributed", "_digest"],
     ["checkpoint"],

@@ -243,7 +243,7 @@ class Spending:
             _validate.positive(epsilon=epsilon)
             noise_multiplier = self._noise_multiplier_for(steps, epsilon)
         else:
-            _validate.non_negative(noise_multiplier=noise_multiplier)
+            _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         self._plan = Plan(self.steps_done + steps, noise_multiplier, epsilon)
         self._promised = [*self.complete().entries, (self._usual(), self._units(steps))]
 

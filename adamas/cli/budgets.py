@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from adamas._words import limit
 from adamas.cli.app import (
     Accountant,
     ClipNorm,
@@ -134,7 +135,7 @@ def create(
     from adamas.data_ledger import DataLedger
 
     DataLedger.create(path, epsilon=epsilon, delta=delta, accountant=accountant)
-    print(f"{path}: a budget of epsilon {epsilon:g} at delta {delta:g}, nothing spent.")
+    print(f"{path}: a budget of epsilon {limit(epsilon)} at delta {delta:g}, nothing spent.")
 
 
 @ledger.command()
@@ -170,6 +171,6 @@ def show(path: LedgerPath, as_json: Json = False) -> None:
     if rows:
         print_rows(["run", "", "epsilon", "what"], rows)
     print(
-        f"spent           {shown_bound(spent)} of {found.budget:g}  (delta {found.delta:g}, "
+        f"spent           {shown_bound(spent)} of {limit(found.budget)}  (delta {found.delta:g}, "
         f"{found.accountant}, {len(accounts)} runs together)"
     )

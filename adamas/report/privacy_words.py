@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from adamas._words import rounded_up
 from adamas.report.outcome import Outcome, values_of
 from adamas.report.page import Field, data_table, epsilon_text, extent
 from adamas.reproduce.results import Line
@@ -89,7 +90,7 @@ def privacy_table(outcome: Outcome) -> str:
                 texts[-1],
             ]
         if published:
-            texts.append("–" if column.published_epsilon is None else f"{column.published_epsilon:.2f}")
+            texts.append("–" if column.published_epsilon is None else rounded_up(column.published_epsilon, 2))
         rows.append([Field(escape(column.title)), *(Field(text) for text in texts)])
     heads = [Field("column"), *(Field(escape(name), "n") for name in names)]
     return data_table("What each column spends", heads, rows)

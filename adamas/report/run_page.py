@@ -1,9 +1,11 @@
 """The part of a page about single runs: what was promised, what came out, what the rule did."""
 
+import math
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from adamas._words import bound
 from adamas.report import moments
 from adamas.report.federated import partition_card, rounds_card
 from adamas.report.page import (
@@ -53,7 +55,7 @@ def _table(runs: list[Run]) -> str:
                 escape(_named(result, *keys))
                 for keys in (("rule", "algorithm"), ("data", "task"), ("model",))
             ),
-            short(result.get("epsilon")) if run.private() else '<b class="red">∞, NOT PRIVATE</b>',
+            _spent(result.get("epsilon")) if run.private() else '<b class="red">∞, NOT PRIVATE</b>',
             short(result.get("delta")),
             short(result.get("noise_multiplier")),
             short(result.get("steps", last.get("step"))),
@@ -62,6 +64,12 @@ def _table(runs: list[Run]) -> str:
         ]
         rows.append([Field(text) for text in texts])
     return data_table("The runs and their results", heads, rows)
+
+
+def _spent(epsilon: Any) -> str:
+    """What a run has spent, rounded up, or a dash."""
+    known = number(epsilon)
+    return "–" if math.isnan(known) else bound(known)
 
 
 def _named(result: dict[str, Any], *keys: str) -> str:

@@ -17,6 +17,7 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from adamas import calibrate, ledger
+from adamas._words import limit, rounded_up
 from adamas.reproduce import graph_accounting
 from adamas.reproduce.privacy_entries import CONVENTIONS, Entry, read_entries
 
@@ -162,7 +163,9 @@ def _remarks(rows: list[Row]) -> dict[str, int]:
 def _number(value: float | None, quantity: str) -> str:
     if value is None:
         return "–"
-    return format(value, {"steps": ",.0f", "epsilon": ".3f", "noise_multiplier": ".4g"}[quantity])
+    if quantity == "epsilon":
+        return rounded_up(value, 3)
+    return format(value, {"steps": ",.0f", "noise_multiplier": ".4g"}[quantity])
 
 
 # --- the numbers ----------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ def _words(entry: Entry) -> str:
         epochs = f"{entry.epochs} epochs, " if entry.epochs is not None else ""
         parts.append(f"{epochs}{entry.steps:,} steps")
     if entry.epsilon is not None:
-        parts.append(f"ε = {entry.epsilon:g}")
+        parts.append(f"ε = {limit(entry.epsilon)}")
     return f"{entry.task}: {', '.join(parts)}, δ = {entry.delta:.2g}"
 
 

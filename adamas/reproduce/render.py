@@ -135,7 +135,7 @@ def grid(results: Results) -> list[list[str]]:
         rows.append([label, *(rounded_up(one[name], 3) if name in one else "–" for one in spent)])
     if any(column.published_epsilon for column in columns):
         printed = [column.published_epsilon for column in columns]
-        rows.append(["ε, published", *("–" if value is None else f"{value:.2f}" for value in printed)])
+        rows.append(["ε, published", *("–" if value is None else rounded_up(value, 2) for value in printed)])
     several = len({row.form for row in table.rows.values()}) > 1
     for form, title in _FORM_TITLES.items():
         chosen = [row for row in table.rows.values() if row.form == form]
