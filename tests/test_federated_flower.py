@@ -350,6 +350,14 @@ def test_a_node_that_started_anew_is_found_again_if_it_has_the_same_data(grid):
     assert [node for node, _ in grid.asked] == [10, 11, 99, 13]  # it is away
 
 
+def test_a_node_that_takes_the_number_of_another_does_not_end_a_training(grid):
+    nodes = server_app.Nodes(grid, blobs(), timeout=1.0)
+    del grid.nodes[12]
+    grid.nodes[99] = 1
+    asked(grid, nodes)
+    assert [node for node, _ in grid.asked] == [10, 11, 12, 13]
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [("ValueError", "Node 12: ValueError"), (1, "Node 12: another node has partition-id=1")],

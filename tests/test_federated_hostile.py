@@ -395,6 +395,26 @@ def test_a_flipped_bit_or_a_cut_in_the_ledger_is_found_and_nothing_is_released(s
     assert file.read_bytes() == whole[:-1]
 
 
+def test_a_ledger_of_an_earlier_version_goes_on_and_gets_a_checksum(same_examples, tmp_path):
+    file = tmp_path / "ledger.json"
+    asked(Request(), node(tmp_path))
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({name: content[name] for name in ("relation", "entries", "open")}))
+    assert asked(Request(), node(tmp_path))[1] == {}
+    assert charged(node(tmp_path)) == [(NOISE, 2)]
+    assert json.loads(file.read_text()).keys() == content.keys()
+
+
+def test_an_update_that_cost_more_than_was_charged_does_not_leave(
+    same_examples, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(ALGORITHMS["dp-fedsam"], "queries", 1)  # it makes two
+    assert asked(Request(algorithm="dp-fedsam"), node(tmp_path)) == ({}, {"failed": "Error"})
+    assert "cost more than was charged" in caplog.text
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert sum(entry["count"] for entry in entries) == 2  # what was charged, and what was released
+
+
 def test_two_processes_and_a_link_count_on_one_ledger(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
     script = """if True:
@@ -672,6 +692,21 @@ def test_a_hostile_answer_in_one_process_is_left_out_too(name, tmp_path):
     assert_sound(tmp_path, settings, answered=[0, 2, 3], asked=[2, 2, 2, 2])
 
 
+def test_where_the_choice_is_secret_a_hostile_client_is_left_out_and_not_named(tmp_path, caplog):
+    settings = everybody(unit="client", algorithm="dp-fedavg", seed=None)
+    task = make_task(settings)
+
+    def connect(server):
+        return OneAnswersOtherwise(in_process(server, settings, task), OBJECTS["complex"])
+
+    train(settings, task, tmp_path, sizes=client_sizes(settings, task), connect=connect)
+    assert [line.keys() & {"answered", "left_out"} for line in lines(tmp_path)] == [set(), set()]
+    assert f"lient {HOSTILE}" not in caplog.text
+    state = saved_state(tmp_path)
+    assert {value.dtype for value in state["state"]["parameters"].values()} == {torch.float32}
+    assert sum(entry["count"] for entry in state["ledger"]["entries"]) + bool(state["ledger"]["open"]) == 2
+
+
 def test_there_are_enough_hostile_messages():
     assert len(REQUESTS) >= 25
     assert len(DESCRIPTIONS) + len(ANSWERS) >= 25
@@ -731,12 +766,19 @@ def test_updates_that_overflow_together_are_left_out_the_largest_first(monkeypat
 
 
 def test_a_node_says_every_epsilon_rounded_up(same_examples, tmp_path, caplog):
-    context = node(tmp_path, **{"max-epsilon": 0.50001})
-    assert asked(Request(), context)[1] == {"failed": "RefusedError"}
-    assert "max-epsilon=0.5001" in caplog.text
-    cost = FederatedSettings(**Request().settings | {"delta": 1e-5, "accountant": "pld"}).plan([EXAMPLES])
+    plan = FederatedSettings(**Request().settings | {"delta": 1e-5, "accountant": "pld"}).plan([EXAMPLES])
+    one, two = (plan.epsilon(NOISE, rounds=rounds) for rounds in (1, 2))
+    limit = (one + two) / 2
+    for number, words in ((0, {}), (1, {"failed": "RefusedError"})):
+        request = Request()
+        request.words["round"]["number"] = number
+        assert asked(request, node(tmp_path, **{"max-epsilon": limit}))[1] == words
     said = float(caplog.text.split("bring epsilon to ")[1].split(" ")[0])
-    assert 0 <= said - cost.epsilon(NOISE, rounds=1) < 1e-3
+    named = float(caplog.text.split("max-epsilon=")[1].split("\n")[0].rstrip("."))
+    for shown, true in ((said, two), (named, limit)):
+        assert 0 <= shown - true < 1e-3
+    asked(Request(), node(tmp_path, **{"max-epsilon": 0.50001, "ledger": str(tmp_path / "other.json")}))
+    assert "cost more than max-epsilon=0.5001 at" in caplog.text
 
 
 def test_a_limit_of_a_node_may_not_be_looser_than_what_can_be_accounted_for():

@@ -43,7 +43,7 @@ class NodeLedger:
         self.rounds: dict[str, int] = {}
         if text is not None:
             content = _intact(text)
-            self.rounds = content.pop("rounds")
+            self.rounds = content.pop("rounds", {})
             self.ledger.load_state_dict(content)
 
     def begin(self, run: int, number: int) -> None:
@@ -89,9 +89,13 @@ def _to_state(state: RecordDict, text: str) -> None:
 
 
 def _intact(text: str) -> dict[str, Any]:
-    """The content of a text whose checksum is right."""
+    """The content of a text whose checksum is right, or of an earlier version, which had none."""
     content = read_json(text)
-    if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _checksum(content):
+    if not isinstance(content, dict):
+        raise ValueError(f"Expected names with values, got {type(content).__name__}.")
+    if content.keys() == Ledger().state_dict().keys():
+        return content
+    if content.pop(_CHECKSUM, None) != _checksum(content):
         raise ValueError(f"Expected {_CHECKSUM} of the content.")
     return content
 
