@@ -712,6 +712,30 @@ def test_there_are_enough_hostile_messages():
     assert len(DESCRIPTIONS) + len(ANSWERS) >= 25
 
 
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_round_in_which_only_a_hostile_client_is_asked_is_lost_and_the_training_goes_on(unit, tmp_path):
+    settings = blobs(participation=0.25, rounds=12, local_steps=1, unit=unit, algorithm="dp-fedavg")
+    task = make_task(settings)
+
+    class Hostile(OneAnswersOtherwise):
+        def ask(self, clients, records, round):
+            answers = dict(self._real.ask(clients, records, round))
+            return answers | ({HOSTILE: None} if HOSTILE in clients else {})
+
+    result = train(
+        settings,
+        task,
+        tmp_path,
+        sizes=client_sizes(settings, task),
+        connect=lambda server: Hostile(in_process(server, settings, task), None),
+    )
+    assert result["rounds"] == 12
+    assert 0 < result["lost_rounds"] < 12
+    assert len(lines(tmp_path)) == 12
+    if unit == "record":
+        assert result["lost_rounds"] == result["rounds_asked"][HOSTILE]  # each was charged
+
+
 def test_if_nobody_can_be_used_the_training_ends_with_an_error_that_names_all(over_grid, monkeypatch):
     monkeypatch.setattr(Grid, "send_and_receive", _all_hostile)
     with pytest.raises(NoAnswerError, match=r"Round 0 has no update .*client 0: .*client 3: "):

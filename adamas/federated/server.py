@@ -24,10 +24,6 @@ from adamas.sampling import Poisson
 _LOG = logging.getLogger("adamas.federated")
 
 
-class NoAnswerError(RuntimeError):
-    """No client that was asked gave an update that can be used."""
-
-
 @dataclass(frozen=True)
 class RoundReport:
     """What became of a round; for the unit "client" for the server's eyes only, since it names who took part.
@@ -41,6 +37,19 @@ class RoundReport:
     number: int
     answered: tuple[int, ...]
     left_out: Mapping[int, str]
+
+
+class NoAnswerError(RuntimeError):
+    """No client that was asked gave an update that can be used.
+
+    Args:
+        message: Says so.
+        report: What became of the round.
+    """
+
+    def __init__(self, message: str, report: RoundReport) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class Server:
@@ -62,6 +71,7 @@ class Server:
 
     Attributes:
         state: The algorithm's state.
+        present: The clients that came up.
         round: The round that is next, or open.
         lost: Rounds of which no update was taken.
         asked: How many rounds each client was asked to take part in, which is what its records are charged
@@ -138,7 +148,7 @@ class Server:
         self.algorithm, self.model, self.plan = algorithm, model, plan
         self.sizes, self.batch_size = tuple(sizes), batch_size
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        self.expected, self._present = expected, present
+        self.expected, self.present = expected, present
         self.state = algorithm.start(model)
         self.round = self.lost = 0
         self.secret = plan.unit == "client" or plan.participation is not None
@@ -168,9 +178,9 @@ class Server:
         if self.plan.unit == "client":
             chosen = self._sampler.indices(self.round).indices.tolist()
         else:
-            order = self._seed.generator("participants", self.round).permutation(len(self._present))
+            order = self._seed.generator("participants", self.round).permutation(len(self.present))
             chosen = sorted(order[: self.expected].tolist())
-        self._open = tuple(self._present[place] for place in chosen)
+        self._open = tuple(self.present[place] for place in chosen)
         if not self.secret:
             for client in self._open:
                 self.asked[client] += 1
@@ -215,7 +225,8 @@ class Server:
             raise NoAnswerError(
                 f"Round {report.number} has no update that can be used. "
                 + ("" if self.secret else f"{reasons}. ")
-                + "The clients' logs say more."
+                + "The clients' logs say more.",
+                report,
             )
         self.state = state
         self.load_parameters()
@@ -304,7 +315,7 @@ class Server:
             given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
         while given:
             state = self.algorithm.aggregate(
-                self.state, given, expected=expected, clients=len(self._present), round=now
+                self.state, given, expected=expected, clients=len(self.present), round=now
             )
             reason = _reason_against_state(state, self.state)
             if not reason:

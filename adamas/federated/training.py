@@ -62,7 +62,7 @@ def train(
 
     Raises:
         ValueError: If the folder holds a training of other settings, or a finished one.
-        NoAnswerError: If a round had no answer that can be used; the folder then holds what was reached.
+        NoAnswerError: If no client gives an answer that can be used; the folder then holds what was reached.
     """
     out.mkdir(parents=True, exist_ok=True)
     try:
