@@ -193,7 +193,7 @@ class Server:
             answers: Client -> its update, or why there is none. A client without an entry did not answer.
 
         Raises:
-            NoAnswerError: If clients were asked and no answer can be used. The state is as before, the round
+            NoAnswerError: If no answer can be used, for the unit "record". The state is as before, the round
                 is lost, and the next one may be opened.
         """
         if self._open is None:
@@ -213,7 +213,10 @@ class Server:
                 updates[client] = answer
         now = self.now
         self.round += 1
-        state = self._next_state(updates, left_out, now) if updates or not asked else None
+        # For the unit "client" a round of nobody is released as noise: that nobody could be used would tell
+        # who was asked.
+        used = bool(updates) or self.plan.unit == "client"
+        state = self._next_state(updates, left_out, now) if used else None
         absent = {client: "did not come up" for client, size in enumerate(self.sizes) if not size}
         report = RoundReport(now.number, tuple(updates), dict(sorted((absent | left_out).items())))
         if not self.secret:  # else it is private who took part

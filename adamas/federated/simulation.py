@@ -113,14 +113,17 @@ def run_rounds(
     while len(server):
         clients, records = server.open_round()
         opened()
+        lost = None
         try:
             report = server.close_round(transport.ask(clients, records, server.now))
-            silent.clear()
         except NoAnswerError as error:
-            silent |= set(clients)
-            if silent >= set(server.present) or (not len(server) and server.lost == server.round):
-                raise
-            report = error.report
+            report, lost = error.report, error
+        silent = set() if report.answered else silent | set(clients)
+        if silent >= set(server.present) or (lost and not len(server) and server.lost == server.round):
+            raise lost or NoAnswerError(
+                "All clients were asked, and none gave an update that can be used. Their logs say more.",
+                report,
+            )
         closed(report)
 
 
