@@ -176,9 +176,10 @@ class DataLedger:
                 granted = budget.most(event, wanted, others=[*others, *entries])
                 cost = self._composed([*others, *planned(granted)])
             if cost > self.budget or granted < (wanted if at_least is None else at_least):
+                spent = bound(self._composed(others))
                 raise BudgetError(
                     f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
-                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {bound(self._composed(others))} is "
+                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )

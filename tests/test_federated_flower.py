@@ -1,6 +1,7 @@
 """Flower: what messages carry, what a node keeps and refuses, trainings in simulation and on sockets."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -14,17 +15,20 @@ from types import SimpleNamespace
 import federated_blobs
 import pytest
 import torch
+from federated_messages import sent
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 from test_federated_training import blobs, lines, run, saved_state
 from torch.utils.data import TensorDataset
 
 import adamas.run
+from adamas._words import bound
 from adamas.federated import ALGORITHMS
 from adamas.federated.algorithm import Round
 from adamas.federated.flower import client_app, server_app
 from adamas.federated.flower.messages import pack, unpack
 from adamas.federated.flower.node_config import NodeConfig, RefusedError
+from adamas.federated.flower.node_ledger import node_ledger
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import make_task
 from adamas.federated.training import make_server
@@ -34,7 +38,10 @@ NOW = Round(1, 3, 2)
 
 
 def node(client=0, **config) -> Context:
-    return Context(1, 1, {"partition-id": client, **config}, RecordDict(), {})
+    """A node that imports the task; without a ledger it accepts a seed as well."""
+    own = {} if "ledger" in config else {"allow-seed": True}
+    known = {"partition-id": client, "task": "federated_blobs", **own, **config}
+    return Context(1, 1, known, RecordDict(), {})
 
 
 def trained(settings, context, *, round=NOW, examples=None) -> tuple[dict, dict]:
@@ -49,7 +56,7 @@ def trained(settings, context, *, round=NOW, examples=None) -> tuple[dict, dict]
         "noise_multiplier": server.noise_multiplier,
         "examples": server.sizes[number] if examples is None else examples,
     }
-    return unpack(client_app._train(pack(records, words), context))
+    return unpack(client_app._train(pack(records, words), NodeConfig.of(context.node_config), context))
 
 
 @pytest.fixture(autouse=True)
@@ -118,20 +125,24 @@ def _equal(left, right) -> bool:
 
 
 def test_a_client_says_how_many_examples_it_has_and_nothing_else():
-    content = client_app._describe(pack({}, {"settings": blobs().to_json()}), node(client=2))
+    context = node(client=2)
+    request = pack({}, {"settings": blobs().to_json()})
+    content = client_app._describe(request, NodeConfig.of(context.node_config), context)
     assert unpack(content) == ({}, {"client": 2, "examples": 42})
 
 
-@pytest.mark.parametrize("what", ["describe", "train"])
-def test_an_error_is_answered_by_its_name_since_its_text_may_have_examples(what, monkeypatch, caplog):
+@pytest.mark.parametrize("trusting", [False, True])
+@pytest.mark.parametrize("what", ["query", "train"])
+def test_an_error_is_answered_by_a_word_since_its_text_may_have_examples(what, trusting, monkeypatch, caplog):
     def client_data(client, clients):
         raise ArithmeticError("an example says Jane Roe")
 
     monkeypatch.setattr(federated_blobs, "client_data", client_data)
-    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    words = {"settings": blobs().to_json(), "round": asdict(NOW), "noise_multiplier": 1.0, "examples": 40}
-    content = getattr(client_app, what)(SimpleNamespace(content=pack({}, words)), node())
-    assert unpack(content) == ({}, {"failed": "ArithmeticError"})
+    words = {"settings": blobs().to_json()}
+    if what == "train":
+        words |= {"round": asdict(NOW), "noise_multiplier": 1.0, "examples": 40}
+    reply = client_app.app(sent(pack({}, words), what), node(**{"trust-server": trusting}))
+    assert unpack(reply.content) == ({}, {"failed": "ArithmeticError" if trusting else "Error"})
     assert "Jane Roe" in caplog.text  # the node's own log has it
 
 
@@ -143,14 +154,14 @@ def test_a_restarted_client_continues_its_ledger(where, tmp_path):
     settings = blobs(seed=None)
     config = {"ledger": str(tmp_path / "ledger.json")} if where == "in a file" else {}
     context = node(**config)
-    trained(settings, context)
+    trained(settings, context, round=Round(0, 3, 2))
     if where == "in a file":
         context = node(**config)  # another process, or another run: Flower's state is gone
     trained(settings, context)
-    with client_app._ledger(NodeConfig.of(context.node_config), context) as (ledger, _):
+    with node_ledger(NodeConfig.of(context.node_config).ledger, context.state) as kept:
         plan = settings.plan([federated_blobs.EXAMPLES])
-        assert [count for _, count in ledger.entries] == [2 * NOW.local_steps]
-        assert ledger.epsilon(1e-3, "rdp") == pytest.approx(plan.epsilon(1.0, rounds=2))
+        assert [count for _, count in kept.ledger.entries] == [2 * NOW.local_steps]
+        assert kept.ledger.epsilon(1e-3, "rdp") == pytest.approx(plan.epsilon(1.0, rounds=2))
 
 
 def test_the_cost_of_a_round_is_in_the_file_before_the_data_are_touched(tmp_path, monkeypatch):
@@ -171,16 +182,17 @@ def test_the_cost_of_a_round_is_in_the_file_before_the_data_are_touched(tmp_path
 @pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-fedsam"])
 def test_a_node_refuses_what_its_budget_does_not_allow(algorithm, tmp_path):
     settings = blobs(algorithm=algorithm, seed=None)
-    plan = blobs(algorithm=algorithm, delta=1e-5).plan([federated_blobs.EXAMPLES])  # the node's delta
+    # The node's delta and accountant: the server's is rdp.
+    plan = blobs(algorithm=algorithm, delta=1e-5, accountant="pld").plan([federated_blobs.EXAMPLES])
     enough = plan.epsilon(1.0, rounds=2) * 1.0001
     config = {"max-epsilon": enough, "delta": 1e-5, "ledger": str(tmp_path / "ledger.json")}
-    trained(settings, node(**config))
-    trained(settings, node(**config))
+    trained(settings, node(**config), round=Round(0, 3, 2))
+    trained(settings, node(**config), round=Round(1, 3, 2))
     before = (tmp_path / "ledger.json").read_text()
-    with pytest.raises(RefusedError, match=f"max-epsilon={enough:g}"):
-        trained(settings, node(**config))
+    with pytest.raises(RefusedError, match=f"max-epsilon={bound(enough)}"):
+        trained(settings, node(**config), round=Round(2, 3, 2))
     assert (tmp_path / "ledger.json").read_text() == before  # nothing was released, and nothing charged
-    with pytest.raises(RefusedError, match="epsilon to inf"):
+    with pytest.raises(RefusedError, match=r"noise_multiplier=0, and the node min-noise-multiplier=0.02"):
         trained(
             blobs(algorithm=algorithm, noise_multiplier=0.0, seed=None),
             node(**config | {"max-epsilon": 1e6, "ledger": str(tmp_path / "other.json")}),
@@ -218,15 +230,25 @@ def test_a_client_whose_data_have_changed_since_the_start_does_not_train(tmp_pat
         ({"partition-id": 0, "max-epsilon": 1.0, "delta": 1e-5}, "with max-epsilon to have ledger"),
         ({"partition-id": 0, "max-epsilon": -1.0, "delta": 1e-5, "ledger": "x"}, "max-epsilon"),
         ({"partition-id": 0, "max-epsilon": 1.0, "delta": 2.0, "ledger": "x"}, "delta"),
+        ({"partition-id": True}, "partition-id=True"),
+        ({"partition-id": "0"}, "partition-id='0'"),
+        ({"partition-id": 0, "allow-seed": "yes"}, "allow-seed to be true or false"),
+        ({"partition-id": 0, "trust-server": True, "ledger": "x"}, "either ledger or trust-server"),
+        ({"partition-id": 0, "accountant": "prv"}, "accountant='prv'"),
+        ({"partition-id": 0, "min-noise-multiplier": 0.001}, "min-noise-multiplier=0.001"),
+        ({"partition-id": 0, "min-noise-multiplier": math.nan}, "min-noise-multiplier=nan"),
+        ({"partition-id": 0, "max-clip-norm": math.inf}, "max-clip-norm=inf"),
+        ({"partition-id": 0, "max-local-steps": 0}, "max-local-steps=0"),
+        ({"partition-id": 0, "max-batch-size": 1.5}, "max-batch-size=1.5"),
     ],
 )
 def test_the_configuration_of_a_node_is_checked(config, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         NodeConfig.of(config)
 
 
 def test_a_node_is_one_of_the_clients():
-    with pytest.raises(ValueError, match="partition-id=4 below the number of clients=4"):
+    with pytest.raises(RefusedError, match="partition-id=4 below the number of clients=4"):
         NodeConfig.of({"partition-id": 4}).check(blobs())
 
 
@@ -273,8 +295,9 @@ class Grid:
         found = []
         for message in messages:
             client = self.nodes[message.node]
-            said = {"failed": client} if isinstance(client, str) else {"client": client}
-            found.append(Reply(message.node, pack({}, said | {"examples": self.sizes.get(client, 0)})))
+            failed = isinstance(client, str)
+            said = {"failed": client} if failed else {"client": client, "examples": self.sizes[client]}
+            found.append(Reply(message.node, pack({}, said)))
         return found
 
 
@@ -327,12 +350,33 @@ def test_a_node_that_started_anew_is_found_again_if_it_has_the_same_data(grid):
     assert [node for node, _ in grid.asked] == [10, 11, 99, 13]  # it is away
 
 
-def test_nodes_that_do_not_come_up_or_are_the_same_client_are_named(grid):
-    grid.nodes[12] = "ValueError"
-    with pytest.raises(RuntimeError, match=r"did not come up in 0.1 seconds: \[2\]. .*\{12: 'ValueError'\}"):
+def test_a_node_that_takes_the_number_of_another_does_not_end_a_training(grid):
+    nodes = server_app.Nodes(grid, blobs(), timeout=1.0)
+    del grid.nodes[12]
+    grid.nodes[99] = 1
+    asked(grid, nodes)
+    assert [node for node, _ in grid.asked] == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [("ValueError", "Node 12: ValueError"), (1, "Node 12: another node has partition-id=1")],
+)
+def test_a_training_begins_without_a_node_that_cannot_take_part_and_names_it(said, reason, grid, caplog):
+    grid.nodes[12] = said
+    nodes = server_app.Nodes(grid, blobs(), timeout=0.1)
+    assert nodes.sizes == [40, 41, 0, 43]
+    assert nodes.ids == {0: 10, 1: 11, 3: 13}
+    assert "without clients [2]" in caplog.text
+    assert reason in caplog.text
+
+
+def test_nodes_that_are_not_there_are_named(grid):
+    del grid.nodes[12]
+    with pytest.raises(RuntimeError, match=r"did not come up in 0.1 seconds: \[2\]"):
         server_app.Nodes(grid, blobs(), timeout=0.1)
-    grid.nodes[12] = 1
-    with pytest.raises(RuntimeError, match="one node with partition-id=1, got two"):
+    grid.nodes = dict.fromkeys(range(10, 14), "OSError")
+    with pytest.raises(RuntimeError, match=r"\[0, 1, 2, 3\]. Node 10: OSError"):
         server_app.Nodes(grid, blobs(), timeout=0.1)
 
 

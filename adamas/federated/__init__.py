@@ -8,6 +8,7 @@ blocks          which parameters share a second moment
 registry        the algorithms by name
 server          whom it asks, which answers it takes, and what that costs
 accounting      the epsilon of a record, or of a client
+checks          what a peer may send
 simulation      all clients in one process
 partition       which client has which examples
 settings, task  what is trained on whose data, as plain data or a user's module

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from adamas import _validate
+from adamas._sums import accumulation_dtype
 from adamas.engines import Loss, trainable_parameters
+from adamas.federated.checks import check_arrays
 from adamas.ledger import Ledger
 from adamas.rules.base import Rule
 from adamas.run import PrivateRun
@@ -141,6 +143,7 @@ class Algorithm(ABC):
         sends: Which records of the state clients need.
         uploads: Which records an update has.
         averages: Which of them the server averages over the clients that answered, into its state.
+        non_negative: Which records have no values below 0: second moments.
         clients_remember: Whether clients keep something from round to round.
     """
 
@@ -151,6 +154,7 @@ class Algorithm(ABC):
     sends: ClassVar[tuple[str, ...]] = ("parameters",)
     uploads: ClassVar[tuple[str, ...]] = ("increment",)
     averages: ClassVar[tuple[str, ...]] = ()
+    non_negative: ClassVar[tuple[str, ...]] = ("second-moments",)
     clients_remember: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -207,6 +211,13 @@ def zeros_like(arrays: Arrays) -> Arrays:
     return {name: torch.zeros_like(value) for name, value in arrays.items()}
 
 
+def moments_like(arrays: Arrays) -> Arrays:
+    """Zeros in the same shapes, in the type in which rules keep moments."""
+    return {
+        name: torch.zeros_like(value, dtype=accumulation_dtype(value.dtype)) for name, value in arrays.items()
+    }
+
+
 def sums(left: Arrays, right: Arrays) -> Arrays:
     """`left + right`, tensor by tensor."""
     return {name: value + right[name] for name, value in left.items()}
@@ -228,15 +239,3 @@ def divided_sum(parts: Sequence[Arrays], divisor: float) -> Arrays:
 def by_parameter(client: Client, arrays: Arrays) -> dict[Tensor, Tensor]:
     """Values by parameter instead of by its name, for a rule."""
     return {p: arrays[name] for name, p in client.parameters.items()}
-
-
-def check_arrays(what: str, values: Arrays, expected: Arrays) -> None:
-    """Raises unless there are the expected tensors, in their shapes."""
-    wrong = sorted(values.keys() ^ expected.keys())
-    if wrong:
-        raise ValueError(f"Expected {what} of the same model; missing or unknown: {', '.join(wrong)}.")
-    for name, value in values.items():
-        if value.shape != expected[name].shape:
-            raise ValueError(
-                f"Expected {what}[{name!r}] of shape {tuple(expected[name].shape)}, got {tuple(value.shape)}."
-            )

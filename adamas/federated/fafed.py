@@ -28,7 +28,7 @@ from adamas.federated.algorithm import (
     by_parameter,
     copied,
     differences,
-    zeros_like,
+    moments_like,
 )
 from adamas.geometry import Value
 from adamas.rules.base import Options, Params, Rule, State
@@ -63,7 +63,7 @@ class FAFED(Algorithm):
     def start(self, model: nn.Module) -> Records:
         """See `Algorithm.start`."""
         state = super().start(model)
-        zeros = zeros_like(state["parameters"])
+        zeros = moments_like(state["parameters"])
         return state | {"momentum": zeros, "second-moments": copied(zeros)}
 
     def train(self, client: Client, received: Records, round: Round) -> Records:

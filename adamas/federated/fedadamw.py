@@ -29,6 +29,7 @@ from adamas.federated.algorithm import (
     Round,
     by_parameter,
     differences,
+    moments_like,
     zeros_like,
 )
 from adamas.federated.blocks import Blocks
@@ -110,7 +111,7 @@ class FedAdamW(Algorithm):
         """See `Algorithm.start`."""
         state = super().start(model)
         if self.aggregation != "local":
-            state["second-moments"] = self._sent(model, zeros_like(state["parameters"]))
+            state["second-moments"] = self._sent(model, moments_like(state["parameters"]))
         if self.alignment:
             state["direction"] = zeros_like(state["parameters"])
         return state

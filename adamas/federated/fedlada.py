@@ -22,8 +22,8 @@ from adamas.federated.algorithm import (
     Records,
     Round,
     by_parameter,
-    copied,
     differences,
+    moments_like,
     zeros_like,
 )
 from adamas.geometry import Value
@@ -58,8 +58,8 @@ class FedLADA(Algorithm):
     def start(self, model: nn.Module) -> Records:
         """See `Algorithm.start`."""
         state = super().start(model)
-        zeros = zeros_like(state["parameters"])
-        return state | {"second-moments": zeros, "direction": copied(zeros)}
+        parameters = state["parameters"]
+        return state | {"second-moments": moments_like(parameters), "direction": zeros_like(parameters)}
 
     def train(self, client: Client, received: Records, round: Round) -> Records:
         """See `Algorithm.train`."""

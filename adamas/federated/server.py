@@ -1,5 +1,6 @@
 """The server's side of a federated training: whom it asks, which answers it takes, and what it costs."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,16 +13,15 @@ from adamas._streams import Seed
 from adamas.engines import Stacked, trainable_parameters
 from adamas.errors import UnsupportedError
 from adamas.federated.accounting import Plan
-from adamas.federated.algorithm import Algorithm, Arrays, Records, Round, check_arrays
+from adamas.federated.algorithm import Algorithm, Arrays, Records, Round
+from adamas.federated.checks import LARGEST, check_arrays, check_names
 from adamas.geometry import Geometry
 from adamas.ledger import Ledger
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from adamas.sampling import Poisson
 
-
-class NoAnswerError(RuntimeError):
-    """No client that was asked gave an update that can be used."""
+_LOG = logging.getLogger("adamas.federated")
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,27 @@ class RoundReport:
     left_out: Mapping[int, str]
 
 
+class NoAnswerError(RuntimeError):
+    """No client that was asked gave an update that can be used.
+
+    Args:
+        message: Says so.
+        report: What became of the round.
+    """
+
+    def __init__(self, message: str, report: RoundReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 class Server:
     """A federated training, round by round: `open_round`, then `close_round` with the answers.
 
     Args:
         algorithm: What clients and server compute.
         model: The architecture with its initial parameters; it gets those of the last round.
-        sizes: Number of examples of each client, which is public.
+        sizes: Number of examples of each client, which is public; 0 for a client that did not come up, and
+            takes no part.
         plan: What the privacy depends on. For the unit "record" its sampling rate must be that of the client
             with the fewest examples.
         batch_size: Expected number of examples of a local step.
@@ -57,6 +71,7 @@ class Server:
 
     Attributes:
         state: The algorithm's state.
+        present: The clients that came up.
         round: The round that is next, or open.
         lost: Rounds of which no update was taken.
         asked: How many rounds each client was asked to take part in, which is what its records are charged
@@ -82,12 +97,14 @@ class Server:
         _validate.count(batch_size=batch_size)
         _validate.non_negative(noise_multiplier=noise_multiplier)
         _validate.positive(clip_norm=clip_norm)
-        if not sizes or min(sizes) < batch_size:
+        present = [client for client, size in enumerate(sizes) if size]
+        fewest = min((sizes[client] for client in present), default=0)
+        if fewest < batch_size:
             raise ValueError(
                 f"Expected clients with at least batch_size={batch_size} examples each, got {list(sizes)}. "
                 "Lower batch_size, or leave out the clients with fewer."
             )
-        people = len(sizes) if plan.unit == "client" else max(sizes)
+        people = len(present) if plan.unit == "client" else max(sizes)
         if plan.delta >= 1 / people:
             raise ValueError(
                 f"Expected a plan with delta={plan.delta:g} < {1 / people:.3g}, one over the number of "
@@ -105,10 +122,10 @@ class Server:
                 f"before, and clients of {type(algorithm).__name__} remember. Use participation=None in the "
                 "plan (count_on_participation=False), or another algorithm."
             )
-        if plan.unit == "record" and plan.sampling_rate < batch_size / min(sizes) * (1 - 1e-12):
+        if plan.unit == "record" and plan.sampling_rate < batch_size / fewest * (1 - 1e-12):
             raise ValueError(
                 f"Expected a plan whose sampling_rate={plan.sampling_rate:g} is at least batch_size / the "
-                f"fewest examples of a client = {batch_size / min(sizes):g}."
+                f"fewest examples of a client = {batch_size / fewest:g}."
             )
         if plan.unit == "client" and algorithm.uploads != ("increment",):
             raise UnsupportedError(
@@ -120,18 +137,18 @@ class Server:
                 f"Expected a plan with queries={algorithm.queries}, the releases that "
                 f"{type(algorithm).__name__} makes on each batch, got queries={plan.queries}."
             )
-        expected = max(1, round(participation * len(sizes)))
+        expected = max(1, round(participation * len(present)))
         share = plan.sampling_rate if plan.unit == "client" else plan.participation
-        if share is not None and share < expected / len(sizes) * (1 - 1e-12):
+        if share is not None and share < expected / len(present) * (1 - 1e-12):
             name = "sampling_rate" if plan.unit == "client" else "participation"
             raise ValueError(
-                f"Expected a plan whose {name}={share:g} is at least {expected} of {len(sizes)} clients = "
-                f"{expected / len(sizes):g}, the share that takes part in a round."
+                f"Expected a plan whose {name}={share:g} is at least {expected} of {len(present)} clients = "
+                f"{expected / len(present):g}, the share that takes part in a round."
             )
         self.algorithm, self.model, self.plan = algorithm, model, plan
         self.sizes, self.batch_size = tuple(sizes), batch_size
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
-        self.expected = expected
+        self.expected, self.present = expected, present
         self.state = algorithm.start(model)
         self.round = self.lost = 0
         self.secret = plan.unit == "client" or plan.participation is not None
@@ -139,7 +156,7 @@ class Server:
         self.ledger = Ledger()
         self._seed = Seed(seed)
         self._noise = GaussianNoise(self._seed)
-        self._sampler = Poisson(len(sizes), self.expected, self._seed)
+        self._sampler = Poisson(len(present), self.expected, self._seed)
         self._open: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
@@ -161,9 +178,9 @@ class Server:
         if self.plan.unit == "client":
             chosen = self._sampler.indices(self.round).indices.tolist()
         else:
-            order = self._seed.generator("participants", self.round).permutation(len(self.sizes))
+            order = self._seed.generator("participants", self.round).permutation(len(self.present))
             chosen = sorted(order[: self.expected].tolist())
-        self._open = tuple(chosen)
+        self._open = tuple(self.present[place] for place in chosen)
         if not self.secret:
             for client in self._open:
                 self.asked[client] += 1
@@ -176,7 +193,7 @@ class Server:
             answers: Client -> its update, or why there is none. A client without an entry did not answer.
 
         Raises:
-            NoAnswerError: If clients were asked and no answer can be used. The state is as before, the round
+            NoAnswerError: If no answer can be used, for the unit "record". The state is as before, the round
                 is lost, and the next one may be opened.
         """
         if self._open is None:
@@ -194,23 +211,27 @@ class Server:
                 left_out[client] = reason
             elif not isinstance(answer, str):
                 updates[client] = answer
-        report = RoundReport(self.round, tuple(updates), left_out)
         now = self.now
         self.round += 1
-        if asked and not updates:
+        # For the unit "client" a round of nobody is released as noise: that nobody could be used would tell
+        # who was asked.
+        used = bool(updates) or self.plan.unit == "client"
+        state = self._next_state(updates, left_out, now) if used else None
+        absent = {client: "did not come up" for client, size in enumerate(self.sizes) if not size}
+        report = RoundReport(now.number, tuple(updates), dict(sorted((absent | left_out).items())))
+        if not self.secret:  # else it is private who took part
+            for client, reason in left_out.items():
+                _LOG.warning("Client %d is left out of round %d: %s", client, now.number, reason)
+        if state is None:
             self.lost += 1
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in left_out.items())
             raise NoAnswerError(
                 f"Round {report.number} has no update that can be used. "
                 + ("" if self.secret else f"{reasons}. ")
-                + "The clients' logs say more."
+                + "The clients' logs say more.",
+                report,
             )
-        given, expected = list(updates.values()), float(self.expected)
-        if self.plan.unit == "client":
-            given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
-        self.state = self.algorithm.aggregate(
-            self.state, given, expected=expected, clients=len(self.sizes), round=now
-        )
+        self.state = state
         self.load_parameters()
         return report
 
@@ -238,7 +259,7 @@ class Server:
         # Fewer examples and more rounds cost more, so that few clients can be the worst.
         worst, fewest = 0.0, max(self.sizes) + 1
         for rounds, size in sorted(
-            {(-asked, size) for size, asked in zip(self.sizes, self.asked, strict=True)}
+            {(-asked, size) for size, asked in zip(self.sizes, self.asked, strict=True) if asked}
         ):
             if size < fewest:
                 fewest = size
@@ -288,6 +309,28 @@ class Server:
         plan = self.plan.with_rate(self.batch_size / size)
         return plan.epsilon(self.noise_multiplier, rounds=rounds)
 
+    def _next_state(
+        self, updates: dict[int, Records], left_out: dict[int, str], now: Round
+    ) -> Records | None:
+        """The state after updates, without those that would make it overflow; None if none is left."""
+        given, expected = list(updates.values()), float(self.expected)
+        if self.plan.unit == "client":
+            given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
+        while given:
+            state = self.algorithm.aggregate(
+                self.state, given, expected=expected, clients=len(self.present), round=now
+            )
+            reason = _reason_against_state(state, self.state)
+            if not reason:
+                return state
+            if self.plan.unit == "client":  # its updates are clipped
+                raise RuntimeError(f"The next state cannot be used. {reason}")
+            largest = max(updates, key=lambda client: _largest(updates[client]))
+            left_out[largest] = f"its update is the largest of those that cannot be added up. {reason}"
+            del updates[largest]
+            given = list(updates.values())
+        return None
+
     def _private_mean(self, updates: list[Records], number: int) -> Arrays:
         """The sum of clipped increments with noise, over the expected number of clients."""
         params: Arrays = dict(trainable_parameters(self.model))
@@ -310,20 +353,30 @@ class Server:
         self.ledger.record_release(self._sampler, number, self.noise_multiplier)
         return ()
 
-    def _reason_against(self, update: Records) -> str:
+    def _reason_against(self, update: object) -> str:
         """Why an update cannot be used; empty if it can."""
         expected = {"increment": self.state["parameters"]} | {
             name: self.state[name] for name in self.algorithm.uploads if name != "increment"
         }
-        wrong = sorted(update.keys() ^ expected.keys())
-        if wrong:
-            return f"records missing or unknown: {', '.join(wrong)}"
-        for name, arrays in update.items():
-            try:
-                check_arrays(name, arrays, expected[name])
-            except ValueError as error:
-                return str(error)
-            bad = [key for key, value in arrays.items() if not bool(torch.isfinite(value).all())]
-            if bad:
-                return f"{name} with values that are not finite: {', '.join(bad)}"
+        try:
+            for name, arrays in check_names("records", update, expected).items():
+                non_negative = name in self.algorithm.non_negative
+                check_arrays(name, arrays, expected[name], non_negative=non_negative, most=LARGEST)
+        except ValueError as error:
+            return str(error)
         return ""
+
+
+def _reason_against_state(state: Records, before: Records) -> str:
+    """Why a state cannot follow another one; empty if it can."""
+    try:
+        for name, arrays in state.items():
+            check_arrays(name, arrays, before[name])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _largest(update: Records) -> float:
+    values = [value for arrays in update.values() for value in arrays.values() if value.numel()]
+    return max((float(value.abs().max()) for value in values), default=0.0)

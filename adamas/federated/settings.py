@@ -6,12 +6,16 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adamas import _validate, experiment
+from adamas._streams import Seed
 from adamas.engines import ENGINES
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
+from adamas.federated.checks import read_json
 from adamas.federated.registry import ALGORITHMS
 from adamas.ledger import ACCOUNTANTS
+
+_KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # whose values are checked by type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,12 @@ class FederatedSettings:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            kind = _KINDS.get(one.type)  # type: ignore[arg-type]
+            if kind is not None and type(getattr(self, one.name)) is not kind:
+                raise TypeError(
+                    f"Expected {one.name}={getattr(self, one.name)!r} to be of type {kind.__name__}."
+                )
         _validate.one_of(ALGORITHMS, algorithm=self.algorithm)
         _validate.one_of(UNITS, unit=self.unit)
         _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
@@ -113,6 +123,9 @@ class FederatedSettings:
         _validate.one_of(["auto", *ENGINES], engine=self.engine)
         if self.micro_batch_size is not None:
             _validate.count(micro_batch_size=self.micro_batch_size)
+        if self.least_examples is not None:
+            _validate.count(least_examples=self.least_examples)
+        Seed(self.seed)  # checks it
         if self.least_examples is not None and self.least_examples < self.batch_size:
             raise ValueError(
                 f"Expected least_examples={self.least_examples} >= batch_size={self.batch_size}."
@@ -163,13 +176,15 @@ class FederatedSettings:
         return kind(**options)
 
     def plan(self, sizes: list[int]) -> Plan:
-        """What the privacy depends on, given the number of examples of each client."""
-        share = max(1, round(self.participation * self.clients)) / self.clients
+        """What the privacy depends on, given each client's number of examples, 0 for an absent one."""
+        present = max(1, self.clients - sizes.count(0))  # the others did not come up
+        share = max(1, round(self.participation * present)) / present
+        fewest = min((size for size in sizes if size), default=1)
         return Plan(
             unit=self.unit,
             rounds=self.rounds,
             local_steps=self.local_steps,
-            sampling_rate=share if self.unit == "client" else min(1.0, self.batch_size / max(1, min(sizes))),
+            sampling_rate=share if self.unit == "client" else min(1.0, self.batch_size / fewest),
             queries=self.make_algorithm().queries if self.unit == "record" else 1,
             delta=self.delta,
             accountant=self.accountant,
@@ -190,7 +205,7 @@ class FederatedSettings:
     @classmethod
     def from_json(cls, text: str) -> "FederatedSettings":
         """From the text of `to_json`."""
-        return cls(**json.loads(text))
+        return cls(**read_json(text))
 
     @classmethod
     def from_flat(cls, config: Mapping[str, Any]) -> "FederatedSettings":

@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from adamas._streams import Seed
 from adamas.federated.algorithm import Client, Records, Round
-from adamas.federated.server import RoundReport, Server
+from adamas.federated.server import NoAnswerError, RoundReport, Server
 
 _LOG = logging.getLogger("adamas.federated")
 
@@ -82,7 +82,11 @@ def run_rounds(
         server: The training.
         transport: How its clients are reached.
         opened: Called when a round was opened and charged, before any client is asked.
-        closed: Called after each round.
+        closed: Called after each round, also after one without an update.
+
+    Raises:
+        NoAnswerError: If all clients were asked since the last update, or no round had one. Rounds in which
+            some had no usable answer are lost, and the training goes on.
 
     Example:
         >>> import torch
@@ -105,10 +109,22 @@ def run_rounds(
     """
     if transport.sizes() != list(server.sizes):
         raise ValueError(f"Expected clients with {list(server.sizes)} examples, got {transport.sizes()}.")
+    silent: set[int] = set()  # clients that were asked since the last update
     while len(server):
         clients, records = server.open_round()
         opened()
-        closed(server.close_round(transport.ask(clients, records, server.now)))
+        lost = None
+        try:
+            report = server.close_round(transport.ask(clients, records, server.now))
+        except NoAnswerError as error:
+            report, lost = error.report, error
+        silent = set() if report.answered else silent | set(clients)
+        if silent >= set(server.present) or (lost and not len(server) and server.lost == server.round):
+            raise lost or NoAnswerError(
+                "All clients were asked, and none gave an update that can be used. Their logs say more.",
+                report,
+            )
+        closed(report)
 
 
 def client_seed(seed: int | None, client: int, round: int) -> int | None:

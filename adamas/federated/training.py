@@ -58,7 +58,7 @@ def train(
 
     Raises:
         ValueError: If the folder holds a training of other settings, or a finished one.
-        NoAnswerError: If a round had no answer that can be used; the folder then holds what was reached.
+        NoAnswerError: If no client gives an answer that can be used; the folder then holds what was reached.
     """
     with own_folder(out, [STATE, ROUNDS, MODEL, RESULT]):
         return _train(settings, task, out, sizes, connect, progress)

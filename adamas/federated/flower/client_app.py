@@ -1,95 +1,123 @@
 """The client's side on Flower. What its owner allows is the node's configuration: `node_config`.
 
-What the records cost is written before the data are touched, into a file if the node has one, and else into
-Flower's state of the node, where an algorithm's memory is too. A failure is answered by the name of the error
-alone: its text could contain examples.
+What the records cost is written before the data are touched: `node_ledger`. A request that is refused is
+answered by the name RefusedError, which tells nothing of the data. Any other failure is answered by one word,
+unless the node trusts the server: even the name of an error could depend on examples.
 """
 
 import functools
-import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from filelock import FileLock
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import dp_accounting
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from adamas._files import replace_text
-from adamas.federated.algorithm import Client, Round
-from adamas.federated.flower.messages import pack, packed_arrays, unpack, unpacked_arrays
+from adamas.federated.algorithm import Algorithm, Client
+from adamas.federated.checks import check_arrays, check_names
+from adamas.federated.flower.messages import pack, packed_arrays, unpacked_arrays
 from adamas.federated.flower.node_config import NodeConfig, RefusedError
+from adamas.federated.flower.node_ledger import node_ledger
+from adamas.federated.flower.requests import TrainRequest, describe_request
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.simulation import client_seed
 from adamas.federated.task import Task, make_task
 from adamas.federated.training import make_client
 from adamas.ledger import Ledger
+from adamas.sampling import joint_noise_multiplier
 
-_LEDGER = "ledger"
+FAILED = "Error"
+"""What a node answers if something went wrong that the server must not know more about."""
+
 _MEMORY = "memory/"
 _LOG = logging.getLogger("adamas.federated")
 
-app = ClientApp()
+
+def make_app(config: Mapping[str, Any] | None = None) -> ClientApp:
+    """The client's side.
+
+    Args:
+        config: What all nodes have in their configuration besides their own.
+    """
+    made, more = ClientApp(), config or {}
+
+    @made.query()
+    def describe(message: Message, context: Context) -> Message:
+        """Answers which client this is, and how many examples it has."""
+        return Message(_answered(_describe, message, context, more), reply_to=message)
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        """Trains for a round, and answers with the update."""
+        return Message(_answered(_train, message, context, more), reply_to=message)
+
+    return made
 
 
-@app.query()
-def describe(message: Message, context: Context) -> Message:
-    """Answers which client this is, and how many examples it has."""
-    return Message(_answered(_describe, message, context), reply_to=message)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Trains for a round, and answers with the update."""
-    return Message(_answered(_train, message, context), reply_to=message)
+app = make_app()
 
 
 def _answered(
-    act: Callable[[RecordDict, Context], RecordDict], message: Message, context: Context
+    act: Callable[[RecordDict, NodeConfig, Context], RecordDict],
+    message: Message,
+    context: Context,
+    more: Mapping[str, Any],
 ) -> RecordDict:
     """What a function makes of a message, or the name of what went wrong."""
+    trusting = False
     try:
-        return act(message.content, context)
+        node = NodeConfig.of({**context.node_config, **more})
+        trusting = node.trust_server
+        return act(message.content, node, context)
     except Exception as error:  # whatever a user's model or data raise
         _LOG.exception("This client does not take part.")
-        return pack({}, {"failed": type(error).__name__})
+        told = trusting or isinstance(error, RefusedError)
+        return pack({}, {"failed": type(error).__name__ if told else FAILED})
 
 
-def _describe(content: RecordDict, context: Context) -> RecordDict:
-    _, words = unpack(content)
-    settings = FederatedSettings.from_json(words["settings"])
-    node = NodeConfig.of(context.node_config)
+def _describe(content: RecordDict, node: NodeConfig, context: Context) -> RecordDict:
+    text, settings = describe_request(content)
     node.check(settings)
-    data = _task(words["settings"]).client_data(node.number, settings.clients)
+    data = _task(text).client_data(node.number, settings.clients)
     return pack({}, {"client": node.number, "examples": len(data)})  # type: ignore[arg-type]
 
 
-def _train(content: RecordDict, context: Context) -> RecordDict:
-    received, words = unpack(content)
-    settings = FederatedSettings.from_json(words["settings"])
-    now = Round(**words["round"])
-    node = NodeConfig.of(context.node_config)
+def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDict:
+    request = TrainRequest.of(content)
+    settings, now = request.settings, request.now
     node.check(settings)
-    task = _task(words["settings"])
-    client = make_client(settings, task, node.number, words["noise_multiplier"])
-    if len(client.dataset) != words["examples"]:  # type: ignore[arg-type]
-        raise RefusedError(
-            f"This client has {len(client.dataset)} examples now and {words['examples']} when the training "  # type: ignore[arg-type]
-            "began, which is what it is charged for. Go on with the same examples, or start again."
-        )
-    client.seed = client_seed(settings.seed, node.number, now.number)
-    for name, record in context.state.array_records.items():
-        if name.startswith(_MEMORY):
-            client.memory[name.removeprefix(_MEMORY)] = unpacked_arrays(record)
-    algorithm = settings.make_algorithm(task.make_blocks(client.model))
-    with _ledger(node, context) as (ledger, write):
-        client.ledger = ledger
-        if settings.unit == "record":
-            write(_charged(client, settings, now, node))
+    node.check_noise(request.noise_multiplier)
+    with node_ledger(node.ledger, context.state) as kept:
+        kept.begin(context.run_id, now.number)
+        task = _task(request.text)
+        client = make_client(settings, task, node.number, request.noise_multiplier)
+        if len(client.dataset) != request.examples:  # type: ignore[arg-type]
+            raise RefusedError(
+                f"This client has {len(client.dataset)} examples now and {request.examples} when the "  # type: ignore[arg-type]
+                "training began, which is what it is charged for. Go on with the same examples, or start "
+                "again."
+            )
+        client.seed = client_seed(settings.seed, node.number, now.number)
+        for name, record in context.state.array_records.items():
+            if name.startswith(_MEMORY):
+                client.memory[name.removeprefix(_MEMORY)] = unpacked_arrays(record)
+        algorithm = settings.make_algorithm(task.make_blocks(client.model))
+        _check_records(request, algorithm, client)
+        before, step = kept.ledger, _step(settings, client)
+        planned = before.copy()
+        if step is not None:
+            planned.record(step, now.local_steps)
+            node.check_budget(planned, step)
+        kept.write(planned)
         try:
-            update = algorithm.train(client, received, now)
+            update = algorithm.train(client, request.records, now)
         finally:
-            write(client.ledger)
+            if step is not None and _is_covered(client.ledger, step, now.local_steps):
+                kept.write(_joined(before, client.ledger))
+            elif step is not None:
+                kept.write(_joined(planned, client.ledger))
+                raise RuntimeError("The releases of this round cost more than was charged for it.")
     for name, arrays in client.memory.items():
         context.state[_MEMORY + name] = packed_arrays(arrays)
     return pack(update, {})
@@ -100,39 +128,50 @@ def _task(settings: str) -> Task:
     return make_task(FederatedSettings.from_json(settings))
 
 
-def _charged(client: Client, settings: FederatedSettings, now: Round, node: NodeConfig) -> Ledger:
-    """The ledger after a round, as far as the node's budget allows for it."""
-    planned = client.ledger.copy()
-    if client.noise_multiplier > 0:
-        plan = settings.plan([len(client.dataset)])  # type: ignore[arg-type]
-        planned.record(plan.event(client.noise_multiplier), now.local_steps)
-    if node.max_epsilon is not None:
-        assert node.delta is not None
-        private = client.noise_multiplier > 0
-        cost = planned.epsilon(node.delta, settings.accountant) if private else float("inf")
-        if cost > node.max_epsilon:
-            raise RefusedError(
-                f"This round would bring epsilon to {cost:.4g} at delta={node.delta:g}, and the node has "
-                f"max-epsilon={node.max_epsilon:g}."
-            )
-    return planned
+def _check_records(request: TrainRequest, algorithm: Algorithm, client: Client) -> None:
+    """Refuses another state than one of this model."""
+    expected = algorithm.broadcast(algorithm.start(client.model))
+    try:
+        for name, arrays in check_names("records", request.records, expected).items():
+            check_arrays(name, arrays, expected[name], non_negative=name in algorithm.non_negative)
+    except ValueError as error:
+        raise RefusedError(f"The request does not fit the model of this node. {error}") from error
 
 
-@contextmanager
-def _ledger(node: NodeConfig, context: Context) -> Iterator[tuple[Ledger, Callable[[Ledger], None]]]:
-    """What the node's records have cost, and what writes it; nobody else writes a file meanwhile."""
-    ledger = Ledger()
-    if node.ledger is None:
-        if _LEDGER in context.state.config_records:
-            ledger.load_state_dict(json.loads(str(context.state.config_records[_LEDGER]["json"])))
-        yield ledger, functools.partial(_write_to_state, context)
-        return
-    with FileLock(node.ledger.with_name(node.ledger.name + ".lock")):
-        if node.ledger.exists():
-            ledger.load_state_dict(json.loads(node.ledger.read_text()))
-        file = node.ledger
-        yield ledger, lambda written: replace_text(file, json.dumps(written.state_dict()))
+def _step(settings: FederatedSettings, client: Client) -> dp_accounting.PoissonSampledDpEvent | None:
+    """What a local step costs the node's records; None where the server is trusted with them."""
+    if client.noise_multiplier == 0:
+        return None
+    size = len(client.dataset)  # type: ignore[arg-type]
+    if settings.batch_size > size:
+        raise RefusedError(f"The run has batch_size={settings.batch_size}, and the node {size} examples.")
+    event = settings.plan([size]).event(client.noise_multiplier)
+    assert isinstance(event, dp_accounting.PoissonSampledDpEvent)
+    return event
 
 
-def _write_to_state(context: Context, ledger: Ledger) -> None:
-    context.state[_LEDGER] = ConfigRecord({"json": json.dumps(ledger.state_dict())})
+def _is_covered(made: Ledger, step: dp_accounting.PoissonSampledDpEvent, count: int) -> bool:
+    """Whether all releases are at most so many steps of the sampling and the noise that are charged."""
+    for event, times in made.entries:
+        if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            return False
+        inner = event.event
+        parts: Sequence[dp_accounting.DpEvent] = (
+            inner.events if isinstance(inner, dp_accounting.ComposedDpEvent) else [inner]
+        )
+        if not all(isinstance(part, dp_accounting.GaussianDpEvent) for part in parts):
+            return False
+        noise = joint_noise_multiplier([part.noise_multiplier for part in parts])
+        if event.sampling_probability > step.sampling_probability * (1 + 1e-12):
+            return False
+        if noise < step.event.noise_multiplier * (1 - 1e-12):
+            return False
+        count -= times
+    return count >= 0
+
+
+def _joined(before: Ledger, made: Ledger) -> Ledger:
+    joined = before.copy()
+    for event, count in made.entries:
+        joined.record(event, count)
+    return joined

@@ -6,6 +6,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from adamas.federated.algorithm import Arrays, Records
+from adamas.federated.checks import check_names, read_json
 
 _WORDS = "adamas"
 _TEXT = "json"
@@ -18,9 +19,18 @@ def pack(records: Records, words: dict[str, Any]) -> RecordDict:
 
 
 def unpack(content: RecordDict) -> tuple[Records, dict[str, Any]]:
-    """What `pack` was given."""
+    """What `pack` was given.
+
+    Raises:
+        ValueError: If it was another function. Tensors that cannot be read raise what Flower raises.
+    """
+    check_names("message", content.metric_records, ())
+    check_names("message", content.config_records, (_WORDS,))
+    check_names("message", content.config_records[_WORDS], (_TEXT,))
+    words = read_json(content.config_records[_WORDS][_TEXT])
+    if not isinstance(words, dict):
+        raise ValueError(f"Expected names with values, got {type(words).__name__}.")
     records: Records = {name: unpacked_arrays(arrays) for name, arrays in content.array_records.items()}
-    words: dict[str, Any] = json.loads(str(content.config_records[_WORDS][_TEXT]))
     return records, words
 
 

@@ -1,25 +1,55 @@
-"""What the owner of a node allows.
+"""What the owner of a node allows. The server may ask for as much or less, never for more.
 
-partition-id    the number of the client: 0, 1, ...
-ledger          a file that keeps what the node's records have cost, over all runs and restarts
-max-epsilon     the most that they may cost, at `delta`; beyond it the node refuses, whatever the server asks
-delta           of `max-epsilon`
-allow-seed      true accepts a run with a seed, whose noise the server knows
+partition-id          the number of the client: 0, 1, ...
+ledger                a file that keeps what the node's records have cost, over all runs and restarts
+max-epsilon           the most that they may cost, at `delta`; beyond it the node refuses
+delta                 of `max-epsilon`
+accountant            which one adds the costs up: pld if nothing is said. The server's does not matter here
+min-noise-multiplier  the least noise of a release: 0.02 if nothing is said
+min-clip-norm         the least and the largest norm to which an example's gradient is clipped: 1e-6 and 1e6
+max-clip-norm         if nothing is said
+max-local-steps       most steps of a round: 10000 if nothing is said
+max-batch-size        most expected examples of a step: all that the node has if nothing is said
+task                  the Python module that the node trains; it imports no other that a server names
+allow-seed            true accepts a run with a seed, whose noise the server knows
+trust-server          true accepts all that leaves the privacy to the server: updates without noise
+                      (`unit = "client"`, noise multiplier 0), a seed, and any module as the task
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adamas import _validate
-from adamas.federated.settings import FederatedSettings
+import dp_accounting
 
-_NAMES = ("partition-id", "num-partitions", "ledger", "max-epsilon", "delta", "allow-seed")
+from adamas import _validate
+from adamas._words import bound
+from adamas.federated.checks import check_number, check_whole
+from adamas.federated.settings import FederatedSettings
+from adamas.ledger import ACCOUNTANTS, Ledger
+
+LEAST_NOISE_MULTIPLIER = 0.02
+"""Below it accountants lose their digits, and there is no privacy to speak of."""
+
+_LARGEST_NOISE_MULTIPLIER = 1e6
+_LIMITS = (
+    "accountant",
+    "min-noise-multiplier",
+    "min-clip-norm",
+    "max-clip-norm",
+    "max-local-steps",
+    "max-batch-size",
+    "task",
+    "allow-seed",
+    "trust-server",
+)
+_NAMES = ("partition-id", "num-partitions", "ledger", "max-epsilon", "delta", *_LIMITS)
 
 
 class RefusedError(RuntimeError):
-    """The configuration of a node does not allow what the server asks."""
+    """A node does not do what the server asks."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +61,30 @@ class NodeConfig:
         ledger: The file of its costs; None keeps them in Flower's state, for this run.
         max_epsilon: The most that its records may cost.
         delta: Of `max_epsilon`.
-        allow_seed: Whether a run may have a seed, if the node keeps a ledger.
+        accountant: Adds the costs up.
+        min_noise_multiplier: The least noise of a release.
+        min_clip_norm: The least norm to which an example's gradient is clipped.
+        max_clip_norm: The largest.
+        max_local_steps: Most steps of a round.
+        max_batch_size: Most expected examples of a step; None for all that the node has.
+        task: The module that it trains.
+        allow_seed: Whether a run may have a seed.
+        trust_server: Whether updates may leave without noise.
     """
 
     number: int
     ledger: Path | None = None
     max_epsilon: float | None = None
     delta: float | None = None
+    accountant: str = "pld"
+    min_noise_multiplier: float = LEAST_NOISE_MULTIPLIER
+    min_clip_norm: float = 1e-6
+    max_clip_norm: float = 1e6
+    max_local_steps: int = 10_000
+    max_batch_size: int | None = None
+    task: str | None = None
     allow_seed: bool = False
+    trust_server: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
@@ -62,31 +108,130 @@ class NodeConfig:
                         f"Expected a node with max-epsilon to have {name} too: without it the budget means "
                         "nothing. See docs/federated.md."
                     )
-            _validate.positive(**{"max-epsilon": float(config["max-epsilon"])})
-            _validate.probability(delta=float(config["delta"]))
+            _validate.positive(**{"max-epsilon": config["max-epsilon"]})
+            _validate.probability(delta=config["delta"])
+        for name in ("allow-seed", "trust-server"):
+            if not isinstance(config.get(name, False), bool):
+                raise ValueError(f"Expected {name} to be true or false, got {config[name]!r}.")
+        if config.get("trust-server") and "ledger" in config:
+            raise ValueError(
+                "Expected a node with either ledger or trust-server=true: a ledger of costs is wrong where "
+                "updates leave without noise."
+            )
+        _validate.one_of(ACCOUNTANTS, accountant=config.get("accountant", cls.accountant))
+        _validate.count(**{"max-local-steps": config.get("max-local-steps", cls.max_local_steps)})
+        if "max-batch-size" in config:
+            _validate.count(**{"max-batch-size": config["max-batch-size"]})
+        check_number(
+            "min-noise-multiplier",
+            config.get("min-noise-multiplier", cls.min_noise_multiplier),
+            least=LEAST_NOISE_MULTIPLIER,
+        )
+        for name, value in (("min-clip-norm", cls.min_clip_norm), ("max-clip-norm", cls.max_clip_norm)):
+            # Within these bounds neither clipped gradients nor noise are lost in float32.
+            check_number(name, config.get(name, value), least=cls.min_clip_norm, most=cls.max_clip_norm)
+        given = {name.replace("-", "_"): config[name] for name in _LIMITS if name in config}
         return cls(
-            number=int(config["partition-id"]),
-            ledger=Path(str(config["ledger"])) if "ledger" in config else None,
+            number=check_whole("partition-id", config["partition-id"]),
+            ledger=Path(str(config["ledger"])).resolve() if "ledger" in config else None,
             max_epsilon=float(config["max-epsilon"]) if "max-epsilon" in config else None,
             delta=float(config["delta"]) if "delta" in config else None,
-            allow_seed=config.get("allow-seed") is True,
+            **given,
         )
 
     def check(self, settings: FederatedSettings) -> None:
         """Raises unless the node may take part in a training."""
-        if not 0 <= self.number < settings.clients:
-            raise ValueError(
+        if self.number >= settings.clients:
+            raise RefusedError(
                 f"Expected partition-id={self.number} below the number of clients={settings.clients}."
             )
-        if self.ledger is None:
+        if settings.local_steps > self.max_local_steps:
+            raise RefusedError(
+                f"The run has local_steps={settings.local_steps}, and the node "
+                f"max-local-steps={self.max_local_steps}."
+            )
+        if self.max_batch_size is not None and settings.batch_size > self.max_batch_size:
+            raise RefusedError(
+                f"The run has batch_size={settings.batch_size}, and the node "
+                f"max-batch-size={self.max_batch_size}."
+            )
+        if not self.min_clip_norm <= settings.clip_norm <= self.max_clip_norm:
+            raise RefusedError(
+                f"The run has clip_norm={settings.clip_norm:g}, and the node min-clip-norm="
+                f"{self.min_clip_norm:g} and max-clip-norm={self.max_clip_norm:g}."
+            )
+        if settings.noise_multiplier is not None:
+            self.check_noise(settings.noise_multiplier)
+        if self.trust_server:
             return
         if settings.unit == "client":
             raise RefusedError(
-                "unit='client' sends updates without noise to the server, and this node has a ledger of what "
-                "its records cost. Remove ledger from its configuration if the server is trusted."
+                "unit='client' sends updates without noise to the server. Give the node trust-server=true, "
+                "and no ledger, if the server is trusted."
             )
         if settings.seed is not None and not self.allow_seed:
             raise RefusedError(
-                "The run has a seed, so that the server knows the noise, and this node has a ledger of what "
-                "its records cost. Run without seed, or give the node allow-seed=true."
+                "The run has a seed, so that the server knows the noise. Run without seed, or give the node "
+                "allow-seed=true."
             )
+        if (settings.task or None) != self.task:
+            raise RefusedError(
+                f"The run has task={settings.task!r}, and the node task={self.task!r}. Give the node the "
+                "module as its task, if it may be imported and trained."
+            )
+
+    def check_noise(self, noise_multiplier: float) -> None:
+        """Raises unless a release may have this noise."""
+        if noise_multiplier == 0 and self.trust_server:
+            return
+        if not self.min_noise_multiplier <= noise_multiplier <= _LARGEST_NOISE_MULTIPLIER:
+            raise RefusedError(
+                f"The run has noise_multiplier={noise_multiplier:g}, and the node "
+                f"min-noise-multiplier={self.min_noise_multiplier:g}."
+            )
+
+    def check_budget(self, ledger: Ledger, event: dp_accounting.PoissonSampledDpEvent) -> None:
+        """Raises unless a ledger is within the budget.
+
+        Args:
+            ledger: With the round that is asked.
+            event: A step of that round.
+        """
+        if self.max_epsilon is None:
+            return
+        assert self.delta is not None
+        # A step that is too dear by itself needs no accountant, whose work grows as noise falls.
+        if least_delta(event, self.max_epsilon) > self.delta:
+            raise RefusedError(
+                f"One step of this round would cost more than max-epsilon={bound(self.max_epsilon)} at "
+                f"delta={self.delta:g}."
+            )
+        cost = ledger.epsilon(self.delta, self.accountant)
+        if not cost <= self.max_epsilon:
+            raise RefusedError(
+                f"This round would bring epsilon to {bound(cost)} at delta={self.delta:g}, and the node has "
+                f"max-epsilon={bound(self.max_epsilon)}."
+            )
+
+
+def least_delta(event: dp_accounting.PoissonSampledDpEvent, epsilon: float) -> float:
+    r"""The delta of one sampled Gaussian for an example that is removed, in closed form.
+
+    .. math:: \delta = q\,\bar\Phi\Big(\frac{x-1}{z}\Big) - (e^\epsilon - 1 + q)\,\bar\Phi\Big(\frac xz\Big),
+              \qquad x = z^2 \log\frac{e^\epsilon - 1 + q}{q} + \frac12
+
+    Example:
+        >>> step = dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(0.02))
+        >>> round(least_delta(step, 1.0), 6)
+        0.25
+    """
+    q, z = float(event.sampling_probability), float(event.event.noise_multiplier)
+    if epsilon > 700:  # beyond float64, and beyond any budget
+        return 0.0
+    rest = math.expm1(epsilon) + q
+    x = z * z * math.log(rest / q) + 0.5
+    return q * _above((x - 1) / z) - rest * _above(x / z)
+
+
+def _above(value: float) -> float:
+    return math.erfc(value / math.sqrt(2)) / 2

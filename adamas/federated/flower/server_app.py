@@ -4,6 +4,8 @@ The configuration of a run has the names of `FederatedSettings` with hyphens, an
 and `out`, the folder of results. It may have `timeout`, the seconds that clients have to answer.
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from flwr.app import Context, Message, MessageType
 from flwr.serverapp import Grid, ServerApp
 
 from adamas.federated.algorithm import Records, Round
+from adamas.federated.checks import check_names, check_whole, error_name
 from adamas.federated.flower.messages import pack, unpack
 from adamas.federated.server import Server
 from adamas.federated.settings import FederatedSettings
@@ -23,6 +26,8 @@ from adamas.federated.training import Line, train
 
 TIMEOUT = 3600.0
 """Seconds that clients have to answer, if nothing is said."""
+
+_LOG = logging.getLogger("adamas.federated")
 
 app = ServerApp()
 
@@ -65,6 +70,9 @@ def serve(
 class Nodes:
     """Which node of a grid is which client.
 
+    A node that cannot take part, or answers what cannot be, is left out; the training begins without it when
+    the time is over.
+
     Args:
         grid: Flower's.
         settings: The training.
@@ -72,17 +80,17 @@ class Nodes:
 
     Attributes:
         ids: Client -> node.
-        sizes: The number of examples of each client.
+        sizes: The number of examples of each client; 0 for one that is left out.
 
     Raises:
-        RuntimeError: If not all clients come up, or two nodes are the same client.
+        RuntimeError: If there are fewer nodes than clients, or none of them can take part.
     """
 
     def __init__(self, grid: Grid, settings: FederatedSettings, *, timeout: float) -> None:
-        self._grid, self._words = grid, {"settings": settings.to_json()}
+        self._grid, self._settings = grid, settings
         self.ids: dict[int, int] = {}
         self._examples: dict[int, int] = {}
-        self._failed: dict[int, str] = {}
+        self._left_out: dict[int, str] = {}
         end = time.monotonic() + timeout
         while True:
             self._greet(max(1.0, end - time.monotonic()))
@@ -90,11 +98,8 @@ class Nodes:
             if not missing:
                 break
             if time.monotonic() > end:
-                why = f" Nodes that answered with an error: {self._failed}." if self._failed else ""
-                raise RuntimeError(
-                    f"Expected clients={settings.clients} nodes, but these clients did not come up in "
-                    f"{timeout:g} seconds: {missing}.{why}"
-                )
+                self._begin_without(missing, timeout)
+                break
             time.sleep(1)
         self.sizes = [self._examples[client] for client in range(settings.clients)]
 
@@ -104,33 +109,71 @@ class Nodes:
         if any(node not in present for node in self.ids.values()):
             self._greet(timeout, present)
 
+    def _begin_without(self, missing: list[int], timeout: float) -> None:
+        """Leaves clients out, if their nodes are there and cannot take part."""
+        why = "".join(f" Node {node}: {reason}." for node, reason in sorted(self._left_out.items()))
+        if not self.ids or len(missing) > len(self._left_out):
+            raise RuntimeError(
+                f"Expected clients={self._settings.clients} nodes, but these clients did not come up in "
+                f"{timeout:g} seconds: {missing}.{why}"
+            )
+        _LOG.warning("The training begins without clients %s.%s", missing, why)
+        self._examples |= dict.fromkeys(missing, 0)
+
     def _greet(self, timeout: float, present: set[int] | None = None) -> None:
         """Asks the nodes that are not known who they are."""
         present = set(self._grid.get_node_ids()) if present is None else present
         new = present - set(self.ids.values())
-        messages = [Message(pack({}, self._words), node, MessageType.QUERY) for node in sorted(new)]
+        words = {"settings": self._settings.to_json()}
+        messages = [Message(pack({}, words), node, MessageType.QUERY) for node in sorted(new)]
         for reply in self._grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id
-            said = _words_of(reply)
-            if "client" not in said:
-                self._failed[node] = said.get("failed", "an answer that cannot be read")
+            if node not in new:  # Flower itself, about a node that it does not reach
                 continue
-            client, examples = int(said["client"]), int(said["examples"])
-            if self.ids.get(client) in present:
-                raise RuntimeError(f"Expected one node with partition-id={client}, got two.")
-            if examples != self._examples.setdefault(client, examples):
-                self._failed[node] = "another number of examples"
+            new.remove(node)
+            try:
+                client, examples = _description(reply, self._settings)
+                if self.ids.get(client) in present:
+                    raise ValueError(f"another node has partition-id={client}")
+                if examples != self._examples.setdefault(client, examples):
+                    raise ValueError("another number of examples")
+            except ValueError as error:
+                self._left_out[node] = str(error)
                 continue
+            self._left_out.pop(node, None)
             self.ids[client] = node
 
 
-def _words_of(reply: Message) -> dict[str, Any]:
+def _description(reply: Message, settings: FederatedSettings) -> tuple[int, int]:
+    """Which client a node is, and how many examples it has.
+
+    Raises:
+        ValueError: If it does not say so, or cannot take part.
+    """
+    records, words = _content(reply)
+    check_names("records", records, ())
+    check_names("answer", words, ("client", "examples"))
+    client = check_whole("client", words["client"], most=settings.clients - 1)
+    # More examples than 1 / delta would make the training refuse its delta.
+    most = math.ceil(1 / settings.delta) - 1 if settings.unit == "record" else 2**53
+    return client, check_whole("examples", words["examples"], least=settings.batch_size, most=most)
+
+
+def _content(reply: Message) -> tuple[Records, dict[str, Any]]:
+    """What a reply carries.
+
+    Raises:
+        ValueError: If it is an error, or cannot be read.
+    """
     if reply.has_error():
-        return {"failed": f"Flower's error {reply.error.code}"}
+        raise ValueError(f"Flower's error {reply.error.code}")
     try:
-        return unpack(reply.content)[1]
-    except (KeyError, ValueError):
-        return {}
+        records, words = unpack(reply.content)
+    except Exception as error:  # whatever a message can make of a parser
+        raise ValueError(f"an answer that cannot be read: {type(error).__name__}") from error
+    if "failed" in words:
+        raise ValueError(error_name(words["failed"]))
+    return records, words
 
 
 class OverGrid:
@@ -179,12 +222,11 @@ class OverGrid:
             client = by_node.get(reply.metadata.src_node_id)
             if client is None:  # Flower itself, about a node that it does not reach
                 continue
-            said = _words_of(reply)
-            if "failed" in said or reply.has_error():
-                answers[client] = str(said.get("failed"))
+            if client in answers:
                 continue
             try:
-                answers[client] = unpack(reply.content)[0]
-            except (KeyError, ValueError, TypeError) as error:
-                answers[client] = f"an answer that cannot be read: {type(error).__name__}"
+                answers[client], words = _content(reply)
+                check_names("answer", words, ())
+            except ValueError as error:
+                answers[client] = str(error)
         return answers
