@@ -68,6 +68,10 @@ class Journal:
     Args:
         checkpoint: The checkpoint; the journal has the same name with `.journal` at its end.
 
+    Attributes:
+        path: The file.
+        taken_over: Whether another run of this process has it now.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +86,7 @@ class Journal:
     def __init__(self, checkpoint: Path) -> None:
         self.path = checkpoint.with_name(checkpoint.name + ".journal")
         self._handle: int | None = None
-        self._taken_over = False
+        self.taken_over = False
         self._prepared: tuple[Path, int, bytes] | None = None
         self._digest, self._size, self._next, self._part = b"", 0, 0, 0
 
@@ -230,11 +234,11 @@ class Journal:
         _holders[self.path.resolve()] = weakref.ref(self)
 
     def _check_owner(self) -> None:
-        if self._taken_over:
+        if self.taken_over:
             raise RuntimeError(
                 f"Another run has loaded or replaced the checkpoint of {self.path}, and keeps the journal: "
-                "this run could not tell what it releases. Go on with the other run, or save this one to "
-                "another file before."
+                "this run could not tell what it releases. Go on with the other run, or save this one again "
+                "(run.save) and go on with it."
             )
 
 
@@ -259,7 +263,7 @@ def _open_locked(path: Path) -> int:
         earlier = _holders.get(path.resolve(), lambda: None)()
         if earlier is not None and earlier.locked:
             earlier.release_lock()
-            earlier._taken_over = True
+            earlier.taken_over = True
         handle = _open(path)
         try:
             lock_file(handle, path)

@@ -143,7 +143,7 @@ class SecureNoise:
             center: The centre :math:`c`, public; None for 0.
             share: The factor :math:`a`, private.
         """
-        return self._round(sums, std, scale, center, share, (self._next_draw(), 0))
+        return self._round(sums, std, scale, center, share, (self._next_draw(),))
 
     def _next_draw(self) -> int:
         draw, self.draws = self.draws, self.draws + 1
@@ -156,7 +156,7 @@ class SecureNoise:
         scale: Value,
         center: Value | None,
         share: float,
-        place: tuple[int, int],
+        place: tuple[int, ...],
     ) -> Tensor:
         if sums.device.type != "cpu":
             scale = scale.cpu() if isinstance(scale, Tensor) else scale

@@ -262,9 +262,7 @@ def integers_of(noise, draw, x, step):
     """What the first block of a draw must round to, by mpmath."""
     n = len(x)
     pairs = (n + 1) // 2
-    bits = np.frombuffer(
-        noise.seed.stream("secure noise", draw, 0, 0, count=16 * pairs), dtype="<i8"
-    ).tolist()
+    bits = np.frombuffer(noise.seed.stream("secure noise", draw, 0, count=16 * pairs), dtype="<i8").tolist()
     values = [oracle(bits[i % pairs], bits[pairs + i % pairs], [], i >= pairs) for i in range(n)]
     with mpmath.workprec(200):
         sums = [mpmath.mpf(float(x[i]) / step) + _STEPS * values[i] for i in range(n)]
@@ -427,12 +425,12 @@ def test_little_noise_shows_the_clipped_sum_around_its_centre(dtype):
         {p: torch.rand(4, 5, generator=generator, dtype=dtype) + 0.1},
     )
     gradients = {p: torch.randn(6, 4, 5, generator=generator, dtype=dtype)}
-    release = released(geometry, engines=[(Stacked(gradients), 0)], noise_multiplier=1e-4, batch=8.0)
+    release = released(geometry, engines=[(Stacked(gradients), 0)], noise_multiplier=0.02, batch=8.0)
     sums = geometry.whiten(p, release.mean[p]).detach() * 8.0
-    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() < 7e-4
-    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() > 1e-5
-    empty = released(geometry, noise_multiplier=1e-4, batch=8.0)
-    assert geometry.whiten(p, empty.mean[p]).abs().max() < 1e-4
+    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() < 0.14
+    assert (sums - adamas.clipped_sum(gradients, geometry)[p]).abs().max() > 2e-3
+    empty = released(geometry, noise_multiplier=0.02, batch=8.0)
+    assert geometry.whiten(p, empty.mean[p]).abs().max() < 0.02
 
 
 # Sensitivity and variance --------------------------------------------------------------------------------

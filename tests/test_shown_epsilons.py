@@ -22,7 +22,7 @@ VALUE = 0.78498  # of which three digits rounded to nearest are 0.785, and two a
 
 SPENDING = re.compile(r"epsilon|spent|\bcost\b|budget|claimed|planned", re.IGNORECASE)
 # What a layer of the model costs in seconds, and the words of a federated node.
-OTHERS = {"engines/explain.py", "federated/flower/client_app.py"}
+OTHERS = {"engines/explain.py"}
 
 
 def formatted_epsilons(source: str) -> list[str]:
@@ -130,14 +130,14 @@ def test_a_data_set_that_refuses_a_run(data):
 
 
 def test_a_data_set_that_has_nothing_left(data, monkeypatch):
-    monkeypatch.setattr(data, "spendings", lambda: [adamas.data_ledger.Spending("a", "", [(STEP, 1)], True)])
+    monkeypatch.setattr(data, "accounts", lambda: [adamas.data_ledger.Account("a", "", [(STEP, 1)], True)])
     with pytest.raises(adamas.BudgetError, match=r"epsilon=0\.7000004 in .*: 0\.7850 is spent"):
         data.noise_multiplier(sampling_rate=0.1, steps=3)
 
 
 def test_a_data_set_on_the_command_line(data, monkeypatch, capsys):
-    spent = adamas.data_ledger.Spending("a", "a run", [(STEP, 1)], True)
-    monkeypatch.setattr(DataLedger, "spendings", lambda _: [spent])
+    spent = adamas.data_ledger.Account("a", "a run", [(STEP, 1)], True)
+    monkeypatch.setattr(DataLedger, "accounts", lambda _: [spent])
     _, printed, _ = call(capsys, "ledger", "show", str(data.path))
     assert shown(printed)[:3] == [0.785, 0.785, 0.7000004]
 
@@ -185,6 +185,7 @@ def test_a_check_of_a_run(monkeypatch):
     from adamas.check import accounting
 
     run = make_run(noise_multiplier=None, epsilon=3.0000004)
+    run._rehearse()
     monkeypatch.setattr(accounting, "_composed", lambda *_, **__: 0.784912)
     monkeypatch.setattr(type(run), "epsilon", lambda *_: 0.784912)
     _, seen = accounting.releases_recorded(type("Replay", (), {"still": run, "fresh": lambda _: run})())

@@ -212,8 +212,9 @@ class Spending:
         return release._replace(attempt=1 + max((made.attempt for made in before), default=-1))
 
     def _write(self, releases: list[Release]) -> None:
-        for journal in self.journals:
-            journal.append(releases)
+        for number, journal in enumerate(self.journals):
+            if number == 0 or not journal.taken_over:  # a copy that was loaded is the other run's
+                journal.append(releases)
 
     def _record_in(self, ledger: Ledger, releases: Sequence[Release]) -> None:
         """Records releases, and before them what a run that died has released up to their step."""

@@ -99,7 +99,7 @@ class Plan:
             >>> round(plan.epsilon(1.0), 1), round(plan.epsilon(1.0, rounds=10), 2)
             (10.5, 3.45)
         """
-        _validate.non_negative(noise_multiplier=noise_multiplier)
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         if noise_multiplier == 0:
             return float("inf")
         if self.participation is not None and rounds is None:

@@ -95,7 +95,7 @@ class Server:
     ) -> None:
         _validate.rate(participation=participation)
         _validate.count(batch_size=batch_size)
-        _validate.non_negative(noise_multiplier=noise_multiplier)
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         _validate.positive(clip_norm=clip_norm)
         present = [client for client, size in enumerate(sizes) if size]
         fewest = min((sizes[client] for client in present), default=0)

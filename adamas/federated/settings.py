@@ -109,7 +109,7 @@ class FederatedSettings:
         if self.epsilon is not None:
             _validate.positive(epsilon=self.epsilon)
         if self.noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
         if bool(self.task) == bool(self.data or self.model) or bool(self.data) != bool(self.model):
             raise ValueError("Expected either task, a Python module, or both data and model.")
         if self.count_on_participation and self.unit == "client":

@@ -25,15 +25,12 @@ from typing import Any
 import dp_accounting
 
 from adamas import _validate
+from adamas._validate import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
 from adamas._words import bound
 from adamas.federated.checks import check_number, check_whole
 from adamas.federated.settings import FederatedSettings
 from adamas.ledger import ACCOUNTANTS, Ledger
 
-LEAST_NOISE_MULTIPLIER = 0.02
-"""Below it accountants lose their digits, and there is no privacy to speak of."""
-
-_LARGEST_NOISE_MULTIPLIER = 1e6
 _LIMITS = (
     "accountant",
     "min-noise-multiplier",
@@ -184,7 +181,7 @@ class NodeConfig:
         """Raises unless a release may have this noise."""
         if noise_multiplier == 0 and self.trust_server:
             return
-        if not self.min_noise_multiplier <= noise_multiplier <= _LARGEST_NOISE_MULTIPLIER:
+        if not self.min_noise_multiplier <= noise_multiplier <= LARGEST_NOISE_MULTIPLIER:
             raise RefusedError(
                 f"The run has noise_multiplier={noise_multiplier:g}, and the node "
                 f"min-noise-multiplier={self.min_noise_multiplier:g}."
