@@ -21,7 +21,7 @@ _LOCK = ".lock"
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
     """Has a file written under another name in its folder, and renames it when it is complete and on disk."""
-    temporary = _beside(file)
+    temporary = unfinished(file)
     try:
         write(temporary)
         _to_disk(temporary)
@@ -110,7 +110,7 @@ def _try_to_write(file: Path) -> None:
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temporary = _beside(file)
+        temporary = unfinished(file)
         try:
             temporary.write_bytes(b"x")  # an empty file would also fit on a full disk
             _to_disk(temporary)
@@ -127,7 +127,8 @@ def _cannot_write(path: Path, error: OSError) -> RuntimeError:
     )
 
 
-def _beside(file: Path) -> Path:
+def unfinished(file: Path) -> Path:
+    """Returns where a file is written before it is complete."""
     return file.with_name(f"{_UNFINISHED}{file.name}-{os.getpid()}-{threading.get_ident()}")
 
 

@@ -7,22 +7,18 @@ its ledger does not know, and state an epsilon that is too low.
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-
-def check_fresh(rule: torch.optim.Optimizer) -> None:
-    """Raises if a rule has made steps before."""
-    if any(rule.state.values()):
-        raise ValueError(
-            "Expected a rule that has made no step, but its state holds moments of earlier steps, which the "
-            "ledger of a new run does not know. Continue a run by adamas.load or run.extend, or make a new "
-            "rule."
-        )
+_MOMENTS = ("momentum_buffer", "m", "v")  # of rules that count no steps; a preconditioner may be public
 
 
 class RuleState:
-    """Notices when somebody else than the run loads a state into its rule."""
+    """Notices a state that was loaded into a rule by anybody but its run.
+
+    One object watches a rule for all runs of this process that use it.
+    """
 
     def __init__(self, rule: torch.optim.Optimizer) -> None:
         self._foreign = False
@@ -33,7 +29,28 @@ class RuleState:
             if notice is not None:
                 notice()
 
-        self._hook = rule.register_load_state_dict_post_hook(loaded)
+        rule.register_load_state_dict_post_hook(loaded)
+
+    @classmethod
+    def of(cls, rule: torch.optim.Optimizer, *, adopted: bool = False) -> "RuleState":
+        """Returns the one that watches a rule.
+
+        Args:
+            rule: The rule.
+            adopted: Whether a state that it has already is accounted for elsewhere.
+
+        Raises:
+            ValueError: If a rule that no run of this process has used has made steps.
+        """
+        if rule not in _watched:
+            if not adopted and any(map(_has_moved, rule.state.values())):
+                raise ValueError(
+                    "Expected a rule that has made no step, but its state holds moments of earlier steps, "
+                    "which the ledger of a new run does not know. Continue the run that made them by "
+                    "adamas.load or run.load_state_dict, or make a new rule."
+                )
+            _watched[rule] = cls(rule)
+        return _watched[rule]
 
     def check(self) -> None:
         """Raises if a state was loaded from elsewhere."""
@@ -50,9 +67,16 @@ class RuleState:
         yield
         self._foreign = False
 
-    def forget(self) -> None:
-        """Stops watching."""
-        self._hook.remove()
-
     def _notice(self) -> None:
         self._foreign = True
+
+
+def _has_moved(state: dict[str, Any]) -> bool:
+    """Tells whether the state of a parameter is that of a rule which has made steps."""
+    if "step" in state:
+        return float(state["step"]) > 0
+    moments = (state.get(name) for name in _MOMENTS)
+    return any(bool(value.any()) for value in moments if isinstance(value, torch.Tensor))
+
+
+_watched: "weakref.WeakKeyDictionary[torch.optim.Optimizer, RuleState]" = weakref.WeakKeyDictionary()

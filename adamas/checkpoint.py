@@ -18,7 +18,7 @@ import torch
 from adamas import _sums_kernel
 from adamas._archive import read_archive, write_archive
 from adamas._version import __version__
-from adamas.distributed import Ranks, told_by_writer
+from adamas.distributed import Ranks, together, told_by_writer
 from adamas.journal import Journal, Release
 
 _KIND, _VERSION = "checkpoint", 2
@@ -133,7 +133,14 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
         (2, True)
     """
     checkpoints = Checkpoints(path)
-    run.load_state_dict(checkpoints.read())
+    with together(run.ranks):
+        if run.ranks is None or run.ranks.is_writer:
+            state = checkpoints.read()
+        else:
+            state = read_archive(checkpoints.path, _KIND, _VERSION)["state"]
+        if run.ranks is not None:
+            run.ranks.roll_call("adamas.load", {})
+    run.load_state_dict(state)
     told = told_by_writer(
         run.ranks,
         lambda: json.dumps([[one.plain() for one in part] for part in checkpoints.releases()]).encode(),

@@ -196,7 +196,7 @@ class DataLedger:
 
     def account(self, account: str) -> Account | None:
         """Returns an account, or None if it has reserved nothing."""
-        return next((one for one in self.accounts() if one.id == account), None)
+        return next((one for one in self.spendings() if one.id == account), None)
 
     def set_journal(self, account: str, journal: str | None) -> None:
         """Writes down where the run of an account writes its releases ahead from now on."""
@@ -205,7 +205,7 @@ class DataLedger:
                 if one.id == account:
                     _write(database, replace(one, journal=journal), self.relation)
 
-    def accounts(self) -> list[Account]:
+    def spendings(self) -> list[Account]:
         """Returns what each account has, in the order of their first reservations."""
         with self._transaction() as database:
             return _accounts(database)
@@ -248,7 +248,7 @@ class DataLedger:
         )
 
     def _entries(self) -> Entries:
-        return [entry for one in self.accounts() for entry in one.entries]
+        return [entry for one in self.spendings() for entry in one.entries]
 
     def _composed(self, entries: Entries) -> float:
         return composed_epsilon(entries, self.delta, self.accountant, self.relation) if entries else 0.0

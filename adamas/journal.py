@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from adamas._files import folder_to_disk, lock_file
+from adamas._files import folder_to_disk, lock_file, unfinished
 
 _MAGIC = b"adamas journal 2"
 _TOKEN_BYTES = 16
@@ -111,14 +111,17 @@ class Journal:
 
     def prepare(self, token: str | None = None) -> str:
         """Writes a new file beside the old one, which `begin` puts in its place; returns its token."""
-        self._check_owner()
+        self.cancel()
+        if self.taken_over:
+            self._handle, self.taken_over = None, False
         if self._handle is None and self.path.exists():
             os.close(_open_locked(self.path))  # nobody else is using it
         value = uuid4().bytes if token is None else bytes.fromhex(token)
         start = _MAGIC + value
         digest = _chained(b"", start)
-        temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        temporary = unfinished(self.path)
+        temporary.unlink(missing_ok=True)  # what another journal of this process prepared
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             lock_file(handle, self.path)  # before it has its name: nobody can come first
             os.write(handle, start + digest)

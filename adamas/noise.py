@@ -134,10 +134,11 @@ class GaussianNoise:
     ) -> None:
         """See `Noise.release_`."""
         scales = [geometry.scale[p] for p in parts]
+        keyed = {"key": key} if key else {}
         if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-            self.add_normal_(flat, float(scales[0]) * std, key)
+            self.add_normal_(flat, float(scales[0]) * std, **keyed)
         else:
-            drawn = self.add_normal_(torch.zeros_like(flat), 1.0, key)
+            drawn = self.add_normal_(torch.zeros_like(flat), 1.0, **keyed)
             places = torch.split(drawn, [part.numel() for part in parts.values()])
             for s, part, values in zip(scales, parts.values(), places, strict=True):
                 if isinstance(s, Tensor):

@@ -111,7 +111,8 @@ class PrivateRun:
         self._check_ranks("make_private")
         if ranks is not None:
             ranks.share_seed(loader.sampler.seed)
-        self._rule_state = RuleState(rule)
+            spending.share_account()
+        self._rule_state = RuleState.of(rule)
 
     def __copy__(self) -> NoReturn:
         raise TypeError(
@@ -177,7 +178,8 @@ class PrivateRun:
         files by hand, the last one knows what followed: continue that one.
         """
         every = self.checkpoints.every if self.checkpoints is not None else None
-        checkpoints, state = Checkpoints(path, every), self.state_dict()
+        known = [one for one in (self.checkpoints, self._copy) if one is not None and one.path == Path(path)]
+        checkpoints, state = known[0] if known else Checkpoints(path, every), self.state_dict()
         write_once(self.ranks, lambda: checkpoints.save(state))
         if every is None or self.checkpoints is None or self.checkpoints.path == checkpoints.path:
             self.checkpoints = checkpoints
@@ -414,8 +416,7 @@ class PrivateRun:
         if rule is not self._rule and self._raw_moments is not None:
             self._raw_moments = diagnostics.RawMoments(rule)
         self._rule = rule
-        self._rule_state.forget()
-        self._rule_state = RuleState(rule)
+        self._rule_state = RuleState.of(rule)
 
     @property
     def raw(self) -> bool:

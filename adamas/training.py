@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from adamas import _validate, calibrate
 from adamas._checks import check_modules, check_parameters, check_whole
 from adamas._collate import MOST_EXAMPLES, check_collate, padded_and_alone
-from adamas._rule_state import check_fresh
+from adamas._rule_state import RuleState
 from adamas._state import Watch, unchanged
 from adamas._streams import Seed
 from adamas.accounting import Plan, Spending
@@ -217,7 +217,7 @@ def make_private(
             f"Expected sampling={sampling!r} under the relation of the data_ledger, "
             f"{data_ledger.relation.name}, but its relation is {sampler.relation.name}."
         )
-    check_fresh(rule)
+    RuleState.of(rule)
     check_whole(model)
     check_parameters(model, rule)
     check_modules(model)

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import adamas
 from adamas import rules
 from adamas.distributed import Ranks, write_once
+from adamas.noise import GaussianNoise
 
 N = 60
 WORLD = 2
@@ -194,7 +195,7 @@ def examples_seen(rank, **settings):
         drawn.append(float(torch.rand(())))
         return loss(model, batch)
 
-    run = make_run(distributed=True, data=data, loss=noting_loss, engine="loop", **settings)
+    run = make_run(distributed=True, data=data, loss=noting_loss, engine="bookkeeping", **settings)
     for batch in run.batches():
         data.loaded.clear()
         drawn.clear()
@@ -272,13 +273,38 @@ def drift(rank, how):
             elif how == "lr":
                 run.rule.param_groups[0]["lr"] *= 2
             elif how == "noise":
-                run.noise_multiplier = 0.5
+                run.extend(steps=4, noise_multiplier=0.5)
             elif how == "draws":
                 run.noise.draws += 1
             else:
                 run.state_dict()
                 return run.load_state_dict({})
     return run.steps_done
+
+
+def used_keys(rank, folder):
+    """Which keys of the noise a run uses that is saved, goes on, and is continued with another rate."""
+    used = []
+    original = GaussianNoise.add_normal_
+
+    def seen(self, out, std=1.0, key=()):
+        used.append([self.draws, *key, std, out.double().numpy().tobytes().hex()])
+        return original(self, out, std, key)
+
+    GaussianNoise.add_normal_ = seen
+    try:
+        run = make_run(distributed=True)
+        run.save(Path(folder) / "run.safetensors")
+        for step in run:
+            if step.number == 3:
+                break
+        other = adamas.load(Path(folder) / "run.safetensors", make_run(distributed=True))
+        other.rule.param_groups[0]["lr"] *= 2
+        for _ in other:
+            pass
+        return used, [repr(entry) for entry in other.ledger.entries]
+    finally:
+        GaussianNoise.add_normal_ = original
 
 
 def wrapped_model(rank, how):
@@ -331,9 +357,9 @@ def checkpoints_by_itself(rank, folder):
         if step.number == 5:
             break
     journal = Path(folder) / "run.safetensors.journal"
-    records = journal.stat().st_size // 16
+    records = (journal.stat().st_size - 48) // 64  # behind a header
     later = make_run(**options)
-    return run.id, later.id, later.steps_done, records, outcome(later)
+    return later.steps_done, records, outcome(later)
 
 
 def journal_on_a_full_disk(rank, folder):
@@ -341,10 +367,16 @@ def journal_on_a_full_disk(rank, folder):
     run = make_run(distributed=True)
     path = Path(folder) / "full.safetensors"
     run.save(path)
-    if rank == 0:
-        path.with_name(path.name + ".journal").symlink_to("/dev/full")
-    for _ in run:
-        pass
+    write, os.pwrite = os.pwrite, _no_room
+    try:
+        for _ in run:
+            pass
+    finally:
+        os.pwrite = write
+
+
+def _no_room(*arguments):
+    raise OSError("No space left on device")
 
 
 def fail_to_write(rank):

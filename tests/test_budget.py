@@ -131,7 +131,7 @@ def test_runs_on_one_data_set_add_up(ledger):
     finish(second)
     both = cost(*first.ledger.entries, *second.ledger.entries, delta=1e-3)
     assert ledger.epsilon() == pytest.approx(both)
-    assert [one.finished for one in ledger.accounts()] == [True, True]
+    assert [one.finished for one in ledger.spendings()] == [True, True]
 
 
 def test_a_run_that_the_rest_does_not_pay_for_releases_nothing(ledger):
@@ -143,7 +143,7 @@ def test_a_run_that_the_rest_does_not_pay_for_releases_nothing(ledger):
     assert run.ledger.entries == []
     assert run.noise.draws == 0
     assert torch.equal(torch.nn.utils.parameters_to_vector(run.model.parameters()), before)
-    assert len(ledger.accounts()) == 1
+    assert len(ledger.spendings()) == 1
 
 
 def test_the_rest_of_a_budget_is_one_call(ledger):
@@ -158,15 +158,15 @@ def test_the_rest_of_a_budget_is_one_call(ledger):
 
 def test_a_run_that_stops_keeps_its_reservation_until_it_is_closed(ledger):
     run = stopped(make_run(data_ledger=ledger), 2)
-    (open_run,) = ledger.accounts()
+    (open_run,) = ledger.spendings()
     assert sum(count for _, count in open_run.entries) == 6
     assert not open_run.finished
     run.close()
-    (closed,) = ledger.accounts()
+    (closed,) = ledger.spendings()
     assert closed.entries == run.ledger.entries
     assert closed.finished
     finish(run)  # it goes on all the same, and reserves again
-    (whole,) = ledger.accounts()
+    (whole,) = ledger.spendings()
     assert sum(count for _, count in whole.entries) == 6
 
 
@@ -175,7 +175,7 @@ def test_releases_beyond_the_plan_are_reserved_before_they_are_made(ledger):
     for batch in run.batches():
         run.privatize(batch)
         run.privatize(batch)
-        (spending,) = ledger.accounts()
+        (spending,) = ledger.spendings()
         assert cost(*spending.entries, delta=1e-3) >= cost(*run.ledger.entries, delta=1e-3) - 1e-9
     assert ledger.epsilon() == pytest.approx(run.epsilon("rdp"))
 
@@ -187,7 +187,7 @@ def test_a_run_that_dies_and_goes_on_spends_once(ledger, tmp_path):
     stopped(run, 3)
     resumed = adamas.load(file, make_run(data_ledger=ledger))
     finish(resumed)
-    died, went_on = ledger.accounts()
+    died, went_on = ledger.spendings()
     assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [3, 3]
     assert died.finished
     assert went_on.finished

@@ -3,6 +3,7 @@
 import json
 import math
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,7 +260,8 @@ def test_a_price_that_is_too_low_is_seen(monkeypatch):
 def test_a_budget_that_does_not_cover_the_run_is_seen():
     def make_run():
         run = maker(noise_multiplier=None, epsilon=4.0)()
-        run.noise_multiplier *= 0.9
+        plan = run._spending.plan
+        run._spending._plan = replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
         return run
 
     assert look("every release recorded", make_run)[0] == FAIL
@@ -306,7 +308,7 @@ def without_recording(self, batch, *, absolute=False):
 
 
 def recording(self, batch, *, absolute=False):
-    self._record(batch.step, raw=False)
+    self._spending.charge(batch.step, [self.noise_multiplier])
     return without_recording(self, batch)
 
 

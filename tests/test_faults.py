@@ -111,14 +111,14 @@ def test_an_exception_within_a_logical_batch_releases_nothing(error, call):
     failing.at = 0
     run = adamas.make_private(
         model, rules.Adam(model.parameters(), lr=0.01), make_data(), failing,
-        batch_size=12, steps=6, noise_multiplier=1.0, delta=1e-3, seed=7, micro_batch_size=3, engine="loop",
+        batch_size=12, steps=6, noise_multiplier=1.0, delta=1e-3, seed=7, micro_batch_size=3, engine="vmap",
     )  # fmt: skip
     failing.at = len(calls) + call
     with pytest.raises(error):
         finish(run)
     assert len(run.ledger.entries) <= 1
     assert sum(count for _, count in run.ledger.entries) == run.steps_done == run.noise.draws
-    expected = finish(make_run(micro_batch_size=3, engine="loop"))
+    expected = finish(make_run(micro_batch_size=3, engine="vmap"))
     assert torch.equal(finish(run), expected)
     assert run.epsilon() == make_finished().epsilon()
 
@@ -295,5 +295,5 @@ def test_no_clock_changes_a_result(monkeypatch, tmp_path):
     ledger = adamas.DataLedger.create(tmp_path / "l", epsilon=20.0, delta=1e-3, accountant="rdp")
     run = make_run(checkpoint=tmp_path / "run", checkpoint_every=2, data_ledger=ledger, progress=True)
     assert torch.equal(finish(run), expected)
-    (spending,) = ledger.accounts()
+    (spending,) = ledger.spendings()
     assert spending.entries == run.ledger.entries

@@ -11,12 +11,14 @@ import torch
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from test_cli import call
-from test_training import finish, make_run
+from test_training import make_run
 
 import adamas
-from adamas import DataLedger, Ledger, _validate, calibrate, ledger, privacy_loss, sampling
+from adamas import DataLedger, Geometry, Ledger, _validate, calibrate, ledger, privacy_loss, sampling
 from adamas.budget import Budget
 from adamas.ledger import composed_epsilon
+from adamas.noise import GaussianNoise
+from adamas.privatize import privatize
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 ACCOUNTANTS = ["pld", "rdp"]
@@ -330,11 +332,18 @@ def test_noise_that_cannot_be_accounted_for_is_refused_by_name(door, z):
 
 
 def test_privatize_refuses_it_as_well():
-    run = make_run()
-    run.noise_multiplier = 1e-160
+    p = torch.nn.Parameter(torch.zeros(2))
+    charged = []
     with pytest.raises(ValueError, match="noise_multiplier=1e-160 between"):
-        finish(run)
-    assert run.ledger.entries == []
+        privatize(
+            [],
+            Geometry.ball([p]),
+            noise_multiplier=1e-160,
+            expected_batch_size=1.0,
+            noise=GaussianNoise(0),
+            charge=lambda _: charged.append(1) or (),
+        )
+    assert charged == []
 
 
 @pytest.mark.parametrize("z", OUT_OF_RANGE)

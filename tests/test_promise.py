@@ -69,6 +69,7 @@ def made(model: nn.Module, dataset: Dataset[Any], loss: Any = cross_entropy, **o
         **options,
     )
     run.noise = Silent(run.noise.seed)
+    run._rehearse()
     return run
 
 

@@ -130,14 +130,14 @@ def test_a_data_set_that_refuses_a_run(data):
 
 
 def test_a_data_set_that_has_nothing_left(data, monkeypatch):
-    monkeypatch.setattr(data, "accounts", lambda: [adamas.data_ledger.Account("a", "", [(STEP, 1)], True)])
+    monkeypatch.setattr(data, "spendings", lambda: [adamas.data_ledger.Account("a", "", [(STEP, 1)], True)])
     with pytest.raises(adamas.BudgetError, match=r"epsilon=0\.7000004 in .*: 0\.7850 is spent"):
         data.noise_multiplier(sampling_rate=0.1, steps=3)
 
 
 def test_a_data_set_on_the_command_line(data, monkeypatch, capsys):
     spent = adamas.data_ledger.Account("a", "a run", [(STEP, 1)], True)
-    monkeypatch.setattr(DataLedger, "accounts", lambda _: [spent])
+    monkeypatch.setattr(DataLedger, "spendings", lambda _: [spent])
     _, printed, _ = call(capsys, "ledger", "show", str(data.path))
     assert shown(printed)[:3] == [0.785, 0.785, 0.7000004]
 

@@ -164,16 +164,19 @@ def test_whenever_a_command_is_killed_resume_ends_in_the_same_files_and_spends_o
     for name in ("ledger.json", "model.safetensors", "diagnostics.jsonl"):
         assert (out / name).read_bytes() == (whole / "out" / name).read_bytes()
     assert named(out) == sorted([".lock", "diagnostics.jsonl", *RESULTS])
-    (spending,) = ledger.accounts()
+    spendings = ledger.spendings()  # of each process that released something
+    assert all(spending.finished for spending in spendings)
+    assert sum(count for spending in spendings for _, count in spending.entries) == STEPS
     (expected,) = DataLedger(whole / "data.ledger").spendings()
-    assert spending.finished
-    assert spending.entries == expected.entries
+    assert {event for spending in spendings for event, _ in spending.entries} == {
+        event for event, _ in expected.entries
+    }
     before = {path: path.read_bytes() for path in out.iterdir()}
     code, printed, _ = call(capsys, *command)
     assert code == 0
     assert "finished" in printed
     assert {path: path.read_bytes() for path in out.iterdir()} == before
-    assert len(ledger.accounts()) == 1
+    assert ledger.spendings() == spendings
 
 
 # --- finished, and resumed ------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ def test_resume_of_a_finished_run_shows_its_result(tmp_path, capsys):
     ledger = make_ledger(tmp_path / "data.ledger")
     command = [*TRAIN, *SAVED, "--out", tmp_path / "out", "--data-ledger", ledger.path]
     assert call(capsys, *command)[0] == 0
-    spent = ledger.accounts()
+    spent = ledger.spendings()
     code, printed, _ = call(capsys, *command)
     assert code == 0
     assert "finished" in printed
@@ -197,7 +200,7 @@ def test_resume_of_a_finished_run_shows_its_result(tmp_path, capsys):
     code, _, error = call(capsys, *(word for word in command if word != "--resume"))
     assert code == 2
     assert "result.json" in error
-    assert ledger.accounts() == spent
+    assert ledger.spendings() == spent
 
 
 def test_half_a_result_without_a_checkpoint_is_not_overwritten(tmp_path, capsys):
@@ -248,7 +251,7 @@ def test_two_trainings_do_not_share_a_folder_and_the_death_of_one_frees_it(tmp_p
             assert printed == ""
             assert f"Another training is writing to {out}" in error
         assert named(out) == before
-        assert len(ledger.accounts()) == 1
+        assert len(ledger.spendings()) == 1
     assert call(capsys, *command)[0] == 0
     assert (out / "model.safetensors").read_bytes() == (whole / "out" / "model.safetensors").read_bytes()
 
@@ -288,7 +291,7 @@ def test_a_directory_in_the_place_of_a_file_is_refused_before_anything_is_spent(
     assert code == 2
     assert name in error
     assert "Is a directory" in error
-    assert ledger.accounts() == []
+    assert ledger.spendings() == []
     assert named(out) == sorted([".lock", name])
 
 
@@ -342,7 +345,7 @@ def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path):
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    assert ledger.accounts() == []
+    assert ledger.spendings() == []
     assert named(out) == [".lock"]
 
 
@@ -403,14 +406,14 @@ def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(
     assert result_of(place) == result_of(whole / "out")
     for file in ("ledger.json", "model.safetensors"):
         assert (place / file).read_bytes() == (whole / "out" / file).read_bytes()
-    (spending,) = ledger.accounts()
+    (spending,) = ledger.spendings()
     assert spending.finished
     if more:  # the folder can still be finished, and spends nothing more
         monkeypatch.undo()
         (out / name).rmdir()
         assert call(capsys, *TRAIN, *more, "--out", out, "--data-ledger", ledger.path)[0] == 0
         assert result_of(out) == result_of(whole / "out")
-        assert ledger.accounts() == [spending]
+        assert ledger.spendings() == [spending]
 
 
 @pytest.mark.parametrize(
@@ -438,13 +441,13 @@ def test_a_disk_that_is_full_everywhere_at_the_end(more, message, tmp_path, refu
     assert message in error
     assert list(refuge.glob("adamas-*")) == []
     assert list(tmp_path.rglob(".adamas*")) == []
-    (spending,) = ledger.accounts()
+    (spending,) = ledger.spendings()
     assert spending.finished
     monkeypatch.undo()
     if more:
         assert in_child(command) == 0
         assert result_of(out) == result_of(whole / "out")
-        assert ledger.accounts() == [spending]
+        assert ledger.spendings() == [spending]
 
 
 def test_without_seed_and_checkpoint_the_loss_is_said(tmp_path, monkeypatch):
@@ -459,7 +462,7 @@ def test_a_last_checkpoint_that_fails_does_not_cost_the_result(tmp_path, monkeyp
     original = Checkpoints.save
 
     def save(self, state):
-        if state["steps_done"] == STEPS:
+        if state["spending"]["steps_done"] == STEPS:
             raise OSError("no room for the checkpoint")
         original(self, state)
 
@@ -469,7 +472,7 @@ def test_a_last_checkpoint_that_fails_does_not_cost_the_result(tmp_path, monkeyp
     assert code == 2
     assert "no room for the checkpoint. Its files, model.safetensors, ledger.json, result.json, are" in error
     assert result_of(out) == result_of(whole / "out")
-    (spending,) = ledger.accounts()
+    (spending,) = ledger.spendings()
     assert spending.finished
 
 
@@ -477,7 +480,7 @@ def test_a_checkpoint_that_fails_before_the_last_step_stops_the_run(tmp_path, mo
     original = Checkpoints.save
 
     def save(self, state):
-        if state["steps_done"] == 4:
+        if state["spending"]["steps_done"] == 4:
             raise OSError("no room for the checkpoint")
         original(self, state)
 

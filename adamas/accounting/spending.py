@@ -354,6 +354,11 @@ class Spending:
         write_once(self._ranks, lambda: ledger.settle(self._account, own))
         self._reserved = {}
 
+    def share_account(self) -> None:
+        """Gives all ranks the account of the one that writes."""
+        if self._ranks is not None:
+            self._account = self._ranks.from_writer(self._account.encode()).decode()
+
     def use_journals(self, journals: Sequence[Journal]) -> None:
         """Writes releases ahead to these journals from now on."""
         before, self.journals = self._journal_place(), list(journals)
@@ -388,6 +393,7 @@ class Spending:
                 self._record_lost(part)
         if any(parts):
             self._shorten()
+        self._continue_account()  # the next file that is written names this run's own account
 
     def _record_lost(self, releases: Iterable[Release]) -> None:
         """Records what one process has released on batches that nobody draws again."""

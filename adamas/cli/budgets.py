@@ -144,7 +144,7 @@ def show(path: LedgerPath, as_json: Json = False) -> None:
     from adamas.data_ledger import DataLedger
 
     found = DataLedger(path)
-    accounts = found.accounts()
+    accounts = found.spendings()
     spent = found.epsilon()
     if as_json:
         print_json(

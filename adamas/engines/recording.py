@@ -229,7 +229,8 @@ class Recorder(Tracker):
                 self.set_mark(result, Mark(self.unit, None, made=True))
             else:
                 for t in tensors_in(result):
-                    t.__dict__.setdefault(MARK, CONSTANT)
+                    if not any(t is given for given in tensors):  # which is the user's
+                        t.__dict__.setdefault(MARK, CONSTANT)
             return result
         if counted and func not in TAKES_COUNTS:
             if func in IN_PLACE or _works_in_place(name) or kwargs.get("out") is not None:
@@ -385,10 +386,11 @@ class Recorder(Tracker):
     def _weights_alone(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of weights and constants: autograd keeps it, and its uses are followed."""
         result = func(*args, **kwargs)
+        given = tensors_in((args, kwargs))
         for t in (*tensors_in(result), *tensors_in(args[:1])):
             if t.requires_grad:
                 self.tracked[id(t)] = t
-            else:
+            elif not any(t is one for one in given):  # which is the user's
                 t.__dict__.setdefault(MARK, CONSTANT)
         return result
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from adamas import _validate
+from adamas._rule_state import RuleState
 from adamas._sums import accumulation_dtype
 from adamas.engines import Loss, trainable_parameters
 from adamas.federated.checks import check_arrays
@@ -101,6 +102,7 @@ class Client:
     @contextmanager
     def private_run(self, rule: Rule, steps: int) -> Iterator[PrivateRun]:
         """A run of so many private steps, which the ledger is charged for, also if it breaks off."""
+        RuleState.of(rule, adopted=True)  # its moments are the server's, which are public
         run = make_private(
             self.model,
             rule,
