@@ -174,7 +174,7 @@ def test_the_cost_of_a_round_is_in_the_file_before_the_data_are_touched(tmp_path
 
     plain = federated_blobs.loss
     monkeypatch.setattr(federated_blobs, "loss", loss)
-    trained(blobs(seed=None), node(ledger=str(file)))
+    trained(blobs(seed=None, engine="bookkeeping"), node(ledger=str(file)))
     assert seen
     assert set(seen) == {NOW.local_steps}
 
