@@ -307,6 +307,25 @@ def test_extra_releases_before_a_save_are_not_forgotten_by_the_budget(tmp_path):
     assert other.epsilon() <= 2.0
 
 
+def test_repetitions_that_differ_do_not_exceed_a_budget_that_the_run_that_died_has_spent(tmp_path):
+    """It died at its end, with nothing left; steps that come out the same may be repeated, others may not."""
+    arguments = {"noise_multiplier": None, "epsilon": 1.0, "accountant": "rdp"}
+    file = tmp_path / "run.safetensors"
+    run = make_run(**arguments)
+    run.save(file)
+    expected = finish(run)
+    other = adamas.load(file, make_run(**arguments))
+    for group in other.rule.param_groups:
+        group["lr"] *= 3
+    with pytest.raises(adamas.BudgetError, match="epsilon=1"):
+        finish(other)
+    assert other.steps_done == 1  # the first release does not depend on the rate
+    assert other.epsilon() <= 1.0
+    third = adamas.load(file, make_run(**arguments))
+    assert torch.equal(finish(third), expected)
+    assert third.epsilon() <= 1.0
+
+
 def test_a_state_of_a_rule_from_elsewhere_is_noticed():
     model = make_model()
     rule = rules.Adam(model.parameters(), lr=0.01)

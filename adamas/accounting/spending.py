@@ -196,7 +196,7 @@ class Spending:
         if new and self.journals:
             write_once(self._ranks, lambda: self._write(new))
         self._record_in(self.ledger, releases)
-        self._to_record = [release for release in self._to_record if release.step > step]
+        self._to_record = self._made_later(step)
         self.steps_done = max(self.steps_done, step + 1)
         first = releases[0]
         if first.attempt == 0 and first.noise_multiplier == self._first_multiplier:
@@ -227,10 +227,16 @@ class Spending:
                 ledger.record_release(self.sampler, step, release.noise_multiplier)
 
     def _after(self, releases: Sequence[Release]) -> Entries:
-        """Returns the events that there would be after these releases."""
+        """Returns the events after these releases, with all that a run that died has released."""
         planned = self.ledger.copy()
         self._record_in(planned, releases)
+        for later in self._made_later(releases[0].step):
+            planned.record_release(self.sampler, later.step, later.noise_multiplier)
         return planned.entries
+
+    def _made_later(self, step: int) -> list[Release]:
+        """Returns what a run that died has released at steps after this one."""
+        return [release for release in self._to_record if release.step > step]
 
     # --- the plan -------------------------------------------------------------------------------------
 
@@ -304,9 +310,12 @@ class Spending:
         own = _without(now, self._paid_before)
         if _within(_counted(own), self._reserved):
             return
-        wanted = self._units_after(step)
+        paid = len({self.sampler.unit(release.step) for release in self._made_later(step)})
+        wanted = max(
+            0, self._units_after(step) - paid
+        )  # what was made may be repeated, and then costs nothing
         granted = self._agreed(lambda: self._reserve_on_disk(own, wanted))
-        self._keep_units(step, granted, wanted)
+        self._keep_units(step, granted + paid, wanted + paid)
         self._reserved = _counted([*own, (self._usual(), granted)])
 
     def _reserve_on_disk(self, own: Entries, wanted: int) -> int:
@@ -391,7 +400,6 @@ class Spending:
         else:
             for part in parts:
                 self._record_lost(part)
-        if any(parts):
             self._shorten()
         self._continue_account()  # the next file that is written names this run's own account
 
