@@ -12,6 +12,7 @@ place, SHAKE-256 itself where it is not.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import os
@@ -152,16 +153,37 @@ class SecureGenerator:
 @contextlib.contextmanager
 def global_randomness(state: int) -> Iterator[None]:
     """Torch's, NumPy's and Python's global generators in a fixed state; afterwards they are as they were."""
-    before = random.getstate(), np.random.get_state()
+    before = random.getstate(), np.random.get_state(legacy=False)
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(state)
+        with torch_randomness(state):
             np.random.seed(state)
             random.seed(state)
             yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+@contextlib.contextmanager
+def torch_randomness(state: int) -> Iterator[None]:
+    """Torch's global generator in a fixed state; afterwards it is as it was."""
+    if _has_accelerator():
+        with torch.random.fork_rng():
+            torch.manual_seed(state)
+            yield
+        return
+    # The same without a look for devices, which takes as long as the noise of a small model.
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 GENERATORS = (

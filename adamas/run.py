@@ -1,9 +1,8 @@
 """A private run: the loop that samples, clips, adds noise, records and updates."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from adamas._collate import Sizes, padded_and_alone, padding_of
 from adamas._progress import progress_bar
 from adamas._rule_state import RuleState
 from adamas._state import Snapshot, Watch, unchanged
-from adamas._streams import Seed
+from adamas._streams import Seed, torch_randomness
 from adamas._words import bound
 from adamas.accounting import Spending
 from adamas.checkpoint import Checkpoints
@@ -612,24 +611,6 @@ SEED_WARNING = (
 )
 
 
-@contextmanager
-def model_randomness(seed: Seed, step: int, *place: int) -> Iterator[None]:
-    """Dropout and augmentation as a function of seed and step; the global generators stay as they are."""
-    value = int(seed.words("model", step, *place, count=1)[0])
-    if _has_accelerator():
-        with torch.random.fork_rng():
-            torch.manual_seed(value)
-            yield
-        return
-    # The same without a look for devices, which takes as long as the noise of a small model.
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(value)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-
-
-@cache
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
+def model_randomness(seed: Seed, step: int, *place: int) -> AbstractContextManager[None]:
+    """Dropout as a function of seed and step; torch's global generator stays as it is."""
+    return torch_randomness(int(seed.words("model", step, *place, count=1)[0]))
