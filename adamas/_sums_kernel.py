@@ -135,6 +135,27 @@ def _gram_sums(
         out[2, i] += times * total_e
 
 
+@compiled
+def _outside(
+    found: Array, rows: Array, direction: Array, columns: Array, out: Array, start: int, stop: int
+) -> None:
+    """Counts the numbers of each row that are further from the expected ones than they may be."""
+    for row in range(start, stop):
+        mean, size, along, least, slope = (
+            columns[0, row],
+            columns[1, row],
+            columns[2, row],
+            columns[3, row],
+            columns[4, row],
+        )
+        count = 0
+        for k in range(direction.shape[0]):
+            x = rows[row, k]
+            apart = abs(mean + size * direction[k] + along * x - found[row, k])
+            count += 0 if apart <= least + slope * abs(x) else 1  # NaN counts
+        out[row] = count
+
+
 @functools.cache
 def available() -> bool:
     """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
@@ -144,6 +165,7 @@ def available() -> bool:
             _squares.compile((f[:, ::1], center, f[::1], d[::1], i, i, i, i))
         _row_sums.compile((f[:, ::1], f[:, ::1], d[:, ::1], i, i))
         _gram_sums.compile((f[:, :, ::1], f[:, :, ::1], f[:, ::1], f[:, ::1], d, i, i, d[:, ::1], i, i))
+        _outside.compile((f[:, ::1], f[:, ::1], f[::1], f[:, ::1], i[::1], i, i))
     except Exception:  # whatever it is, sums can be made without
         return False
     return True
@@ -173,6 +195,22 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
     arrays = [t.detach().numpy() for t in (rows, weights)]
     _shared(_row_sums, (*arrays, sums), len(rows), rows.shape[1])
     return torch.from_numpy(sums)
+
+
+def all_near(found: Tensor, rows: Tensor, direction: Tensor, columns: Tensor) -> bool:
+    """Tells whether each number of `found` is `mean + size * direction + along * row`, nearly.
+
+    Args:
+        found: `(n, width)`.
+        rows: The same.
+        direction: `(width,)`.
+        columns: Mean, size, along, and how far a number may be: a least distance, and a factor of the size of
+            the row's number; `(5, n)`.
+    """
+    outside = np.empty(len(found), np.int64)
+    arrays = [t.detach().numpy() for t in (found, rows, direction, columns)]
+    _shared(_outside, (*arrays, outside), len(found), found.shape[1])
+    return not outside.any()
 
 
 def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, alike: float) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from adamas import _sums_kernel
 from adamas._sums import memory_order, row_sums
 from adamas.engines.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.convolution import Convolution
@@ -66,11 +67,8 @@ class RowMap:
             direction = noise[3 * rows.height :]
             direction = direction + direction.sign()  # none is small, so that each column shows
             second = _Vector(rows, 1.5 + sizes / 2, direction, mean / 4, along / 4)
-            apart = second.mapped(alpha, one, own).sub_(_pulled(t, leaf, second.values()))
-            largest = torch.cat([alpha, one, own], 1).abs().amax(1, keepdim=True)
-            # Each number by itself: one that is off would hide among many in the length of a row.
-            small = apart.abs_() <= rows.of_numbers * second.sizes(largest)
-        if not small.all():  # also where something is not finite
+            fits = second.becomes(_pulled(t, leaf, second.values()), alpha, one, own)
+        if not fits:  # also where something is not finite
             return None
         return cls(leaf, t.detach(), rows.length[:, 0], alpha[:, 0], one[:, 0], own[:, 0])
 
@@ -155,7 +153,7 @@ class _Vector:
         self.mean = (mean.double().unsqueeze(1) if isinstance(mean, Tensor) else mean * ones) * rows.centred
         self.own = along.double().unsqueeze(1) if isinstance(along, Tensor) else along * ones
         self.own = self.own * math.sqrt(rows.width) / rows.length
-        self.with_row = _sums(rows.values * direction)
+        self.with_row = (rows.values @ direction).double().unsqueeze(1)
         # Its part along the row, and its sum.
         self.along = (
             self.size * self.with_row + self.mean * rows.sums
@@ -176,33 +174,37 @@ class _Vector:
             self.along * self.rows.length,
         ).sqrt()
 
-    def sizes(self, largest: Tensor) -> Tensor:
-        """How large the parts are that the map makes each number of, with a factor for each row."""
+    def becomes(self, g: Tensor, alpha: Tensor, one: Tensor, own: Tensor) -> bool:
+        """Tells whether the map with these factors makes `g` of it.
+
+        Each number is compared by itself: one that is off would hide among many in the length of a row. It
+        may be off by the tolerance of the parts that it is made of.
+        """
         rows = self.rows
-        row = largest * (self.own.abs() + 2 * self.along.abs() / rows.length)
-        return torch.addcmul(
-            (largest * self.length() / math.sqrt(rows.width)).to(rows.values),
-            rows.values.abs(),
-            row.to(rows.values),
-        )
+        mean = alpha * self.mean + (one - alpha) * self.sum / rows.width
+        row = alpha * self.own + (own - alpha) * self.along / rows.length
+        far = rows.of_numbers * torch.cat([alpha, one, own], 1).abs().amax(1, keepdim=True)
+        least = far * self.length() / math.sqrt(rows.width)
+        slope = far * (self.own.abs() + 2 * self.along.abs() / rows.length)
+        columns = [mean, alpha * self.size, row, least, slope]
+        if _sums_kernel.fits(g, rows.values, self.direction):
+            packed = torch.cat(columns, 1).t().to(g.dtype).contiguous()
+            return _sums_kernel.all_near(g, rows.values, self.direction, packed)
+        mean, size, row, least, slope = (column.to(rows.values) for column in columns)
+        apart = self._made(size, mean, row).sub_(g).abs_()
+        return bool((apart <= torch.addcmul(least, rows.values.abs(), slope)).all())
 
     def factors(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The factors of the map that makes `g` of it: beside row and mean, of the mean, of the row."""
         rows = self.rows
         with_row, sums = _sums(g * rows.values), _sums(g)
         along = with_row / rows.length
-        beside = self._product(_sums(g * self.direction), sums, with_row) - along * self.along
+        beside = self._product((g @ self.direction).double().unsqueeze(1), sums, with_row) - along * self.along
         size = self.length().square() - self.along.square()
         if rows.centred:
             beside, size = beside - sums * self.sum / rows.width, size - self.sum.square() / rows.width
         alpha = beside / size
         return alpha, (sums / self.sum if rows.centred else alpha), along / self.along
-
-    def mapped(self, alpha: Tensor, one: Tensor, own: Tensor) -> Tensor:
-        """What the map makes of it."""
-        mean = alpha * self.mean + (one - alpha) * self.sum / self.rows.width
-        row = alpha * self.own + (own - alpha) * self.along / self.rows.length
-        return self._made(alpha * self.size, mean, row)
 
     def _product(self, with_direction: Tensor, total: Tensor, with_row: Tensor) -> Tensor:
         """The product with something, from that something's products with the parts."""
