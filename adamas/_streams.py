@@ -69,6 +69,10 @@ class Seed:
     def __repr__(self) -> str:
         return f"Seed({self.given})" if self.given is not None else "Seed(secret)"
 
+    def same(self, other: "Seed") -> bool:
+        """Whether both make the same streams."""
+        return self._secret == other._secret
+
     def replace(self, exchange: Callable[[bytes], bytes]) -> None:
         """Replaces the secret by what a function makes of it, before the first draw.
 

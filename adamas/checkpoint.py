@@ -49,7 +49,7 @@ class Checkpoints:
     """
 
     def __init__(self, path: str | Path, every: int | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the process may go to another folder
         self.every = every
         self.journal = Journal(self.path)
         self._tokens = "", ""  # of the journal of the file that was read, and of the one before
@@ -62,10 +62,27 @@ class Checkpoints:
         content = {"state": state, "versions": _versions(), "journal": token, "journal_before": before}
         try:
             write_archive(self.path, _KIND, _VERSION, content)
+            self.journal.begin()
         except BaseException:
-            self.journal.cancel()
+            if self._may_name(token):
+                self.journal.abandon()
+            else:
+                self.journal.cancel()
             raise
-        self.journal.begin()
+
+    @property
+    def needed(self) -> bool:
+        """Whether somebody may continue the file."""
+        return self.journal.was_taken_over or (self.path.exists() and self.journal.path.exists())
+
+    def _may_name(self, token: str) -> bool:
+        """Whether the file is one that a journal with this token belongs to, as far as anybody can tell."""
+        try:
+            return bool(read_archive(self.path, _KIND, _VERSION)["journal"] == token)
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError):
+            return True
 
     def read(self) -> dict[str, Any]:
         """Returns the saved state, if its journal can be continued."""

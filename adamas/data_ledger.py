@@ -93,8 +93,28 @@ class DataLedger:
                     f"Expected a ledger of version {_VERSION} in {self.path}, found {found and found[0]}. "
                     "Use the version of adamas that wrote it."
                 )
-            _, self.budget, self.delta, self.accountant, relation, _ = _budget(database)
-        self.relation = NeighboringRelation[relation]
+            _, self._limit, self._delta, self._accountant, relation, _ = _budget(database)
+        self._relation = NeighboringRelation[relation]
+
+    @property
+    def budget(self) -> float:
+        """The epsilon that all runs together may spend at most."""
+        return self._limit
+
+    @property
+    def delta(self) -> float:
+        """The delta of the budget."""
+        return self._delta
+
+    @property
+    def accountant(self) -> str:
+        """The accountant that epsilon comes from."""
+        return self._accountant
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighbouring relation of all runs."""
+        return self._relation
 
     @classmethod
     def create(

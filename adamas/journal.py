@@ -71,6 +71,7 @@ class Journal:
     Attributes:
         path: The file.
         taken_over: Whether another run of this process has it now.
+        was_taken_over: Whether one has had it since this object was made.
 
     Example:
         >>> import tempfile
@@ -86,7 +87,8 @@ class Journal:
     def __init__(self, checkpoint: Path) -> None:
         self.path = checkpoint.with_name(checkpoint.name + ".journal")
         self._handle: int | None = None
-        self.taken_over = False
+        self.taken_over = self.was_taken_over = False
+        self._abandoned = False
         self._prepared: tuple[Path, int, bytes] | None = None
         self._digest, self._size, self._next, self._part = b"", 0, 0, 0
 
@@ -140,7 +142,7 @@ class Journal:
         os.replace(temporary, self.path)
         folder_to_disk(self.path.parent)
         self._hold(handle)
-        self._prepared = None
+        self._prepared, self._abandoned = None, False
         self._digest, self._size, self._next, self._part = digest, _HEADER_BYTES, 0, 0
 
     def cancel(self) -> None:
@@ -150,6 +152,12 @@ class Journal:
             os.close(handle)
             temporary.unlink(missing_ok=True)
             self._prepared = None
+
+    def abandon(self) -> None:
+        """Refuses releases from now on: the checkpoint was replaced, and this is not its journal."""
+        self.cancel()
+        self.release_lock()
+        self._abandoned = True
 
     def append(self, releases: list[Release]) -> None:
         """Puts releases on disk; if that fails it raises, and they must not be made."""
@@ -237,6 +245,11 @@ class Journal:
         _holders[self.path.resolve()] = weakref.ref(self)
 
     def _check_owner(self) -> None:
+        if self._abandoned:
+            raise RuntimeError(
+                f"The checkpoint of {self.path} was replaced, and then writing failed: nobody could tell what "
+                "follows it. Save the run again (run.save) and go on."
+            )
         if self.taken_over:
             raise RuntimeError(
                 f"Another run has loaded or replaced the checkpoint of {self.path}, and keeps the journal: "
@@ -266,7 +279,7 @@ def _open_locked(path: Path) -> int:
         earlier = _holders.get(path.resolve(), lambda: None)()
         if earlier is not None and earlier.locked:
             earlier.release_lock()
-            earlier.taken_over = True
+            earlier.taken_over = earlier.was_taken_over = True
         handle = _open(path)
         try:
             lock_file(handle, path)

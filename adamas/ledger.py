@@ -59,7 +59,7 @@ class Ledger:
     """
 
     def __init__(self, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> None:
-        self.relation = relation
+        self._relation = relation
         self._closed: list[tuple[dp_accounting.DpEvent, int]] = []
         # The unit on which releases may still follow, and the last unit of every sampler.
         self._open_unit: tuple[Sampler, int] | None = None
@@ -77,6 +77,11 @@ class Ledger:
             if count:
                 ledger.record(event, count)
         return ledger
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighbouring relation under which all events hold."""
+        return self._relation
 
     @property
     def entries(self) -> list[tuple[dp_accounting.DpEvent, int]]:
@@ -149,7 +154,7 @@ class Ledger:
         return state
 
     def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
-        """Replaces the records by saved ones.
+        """Reads saved records into a ledger that has none: what was recorded is never forgotten.
 
         Args:
             state: What `state_dict` returned.
@@ -157,8 +162,10 @@ class Ledger:
                 joins the event of that batch. Without it the batch counts as finished, as it is for
                 a ledger that is only read.
         """
+        if self.entries:
+            raise RuntimeError("Expected a ledger without records, whose place saved ones would take.")
         entries = [(_decode(entry["event"]), entry["count"]) for entry in state["entries"]]
-        self.relation = NeighboringRelation[state["relation"]]
+        self._relation = NeighboringRelation[state["relation"]]
         self._closed = entries
         self._open_unit, self._open_releases, self._last_units = None, {}, {}
         self._cache.clear()

@@ -162,7 +162,9 @@ def privatize(
     std = noise_multiplier / expected_batch_size
 
     def identify() -> bytes:
-        identity = noise.identify([std, share, *geometry.scale.values(), *(flat for flat, _ in flats)])
+        centres = [centre for p in geometry.scale if (centre := geometry.center_of(p)) is not None]
+        sums = [flat for flat, _ in flats]
+        identity = noise.identify([std, share, *geometry.scale.values(), *centres, *sums])
         if ranks is None or not identity:
             return identity
         return ranks.from_writer(identity)  # only there is the sum
@@ -170,13 +172,13 @@ def privatize(
     key = charge(identify)
     if raw is not None:
         raw({p: add_centre_(g.clone(), geometry.center_of(p), share) for p, g in mean.items()})
-    for flat, members in flats:
+    for number, (flat, members) in enumerate(flats):
         parts = {p: mean[p] for p in members}
         if std == 0:
             for p, part in parts.items():
                 add_centre_(part, geometry.center_of(p), share)
         elif ranks is None or ranks.is_writer:
-            noise.release_(flat, parts, geometry, std, share, key)
+            noise.release_(flat, parts, geometry, std, share, (*key, number) if number else key)
         else:
             noise.skip()
     std *= math.sqrt(noise.variance_factor)

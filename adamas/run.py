@@ -1,5 +1,6 @@
 """A private run: the loop that samples, clips, adds noise, records and updates."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -102,7 +103,9 @@ class PrivateRun:
         self.scheduler, self.ema_model, self.progress = scheduler, ema_model, progress
         self._spending = spending
         self._made_with = spending.plan
-        self._copy: Checkpoints | None = None  # saved by hand, beside the automatic ones
+        self._copies: list[Checkpoints] = []  # other files by hand, which know what follows, too
+        self._lock, self._releasing = threading.RLock(), False
+        self._draws = 0  # of the noise: no less from now on
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
         self._watch = Watch()
         self._padding = 0  # by how many places rows were padded whose losses were compared
@@ -173,23 +176,49 @@ class PrivateRun:
         """Writes a checkpoint, which `adamas.load` continues; see `adamas.checkpoint`.
 
         From then on each release is also written to a journal beside it, so that after a crash it is known
-        what was spent. An older checkpoint of this name is replaced when the new one is complete. Of several
-        files by hand, the last one knows what followed: continue that one.
+        what was spent. An older checkpoint of this name is replaced when the new one is complete. Each of
+        several files knows what follows, at the price of one more write per step, until it is deleted.
         """
-        every = self.checkpoints.every if self.checkpoints is not None else None
-        known = [one for one in (self.checkpoints, self._copy) if one is not None and one.path == Path(path)]
-        checkpoints, state = known[0] if known else Checkpoints(path, every), self.state_dict()
-        write_once(self.ranks, lambda: checkpoints.save(state))
-        if every is None or self.checkpoints is None or self.checkpoints.path == checkpoints.path:
-            self.checkpoints = checkpoints
-        else:  # a copy: the automatic ones stay where they are, and both files know what follows
-            self._copy = checkpoints
-        self._write_ahead()
+        with self._between_releases("run.save"):
+            every = self.checkpoints.every if self.checkpoints is not None else None
+            checkpoints = Checkpoints(path, every)
+            checkpoints = next((one for one in self._files() if one.path == checkpoints.path), checkpoints)
+            state = self.state_dict()
+            self._copies = [one for one in self._copies if one.needed]
+            try:
+                write_once(self.ranks, lambda: checkpoints.save(state))
+            except BaseException:
+                self._keep(checkpoints, first=False)  # it may be there, and then must know what follows
+                raise
+            # Automatic ones stay where they are.
+            self._keep(checkpoints, first=every is None or self.checkpoints is None)
 
-    def _write_ahead(self) -> None:
-        """Lets the files in which the run is kept know what follows."""
-        files = [checkpoints for checkpoints in (self.checkpoints, self._copy) if checkpoints is not None]
-        self._spending.use_journals([checkpoints.journal for checkpoints in files])
+    def _files(self) -> list[Checkpoints]:
+        return [*([] if self.checkpoints is None else [self.checkpoints]), *self._copies]
+
+    def _keep(self, checkpoints: Checkpoints, *, first: bool) -> None:
+        """Lets a file know what follows, beside the others; the first one stands for the run."""
+        if self.checkpoints is not None and self.checkpoints.path == checkpoints.path:
+            self.checkpoints = checkpoints
+        else:
+            self._copies = [one for one in self._copies if one.path != checkpoints.path]
+            if first:
+                self._copies, self.checkpoints = self._files(), checkpoints
+            else:
+                self._copies.append(checkpoints)
+        self._spending.use_journals([one.journal for one in self._files()])
+
+    @contextmanager
+    def _between_releases(self, doing: str) -> Iterator[None]:
+        """Keeps other threads out, and refuses to begin in the middle of a release, as in a signal handler."""
+        with self._lock:
+            if self._releasing:
+                raise RuntimeError(
+                    f"Expected {doing} between two releases, got it in the middle of one, where it is charged "
+                    "in one place and not in another. In the handler of a signal set a variable, and look at "
+                    "it after the step."
+                )
+            yield
 
     def extend(
         self, *, steps: int, epsilon: float | None = None, noise_multiplier: float | None = None
@@ -229,12 +258,9 @@ class PrivateRun:
             parts: The releases of each process that died.
             checkpoints: The file, whose journal has them and goes on.
         """
-        if self.checkpoints is None or self.checkpoints.path == checkpoints.path:
-            checkpoints.every = None if self.checkpoints is None else self.checkpoints.every
-            self.checkpoints = checkpoints
-        else:
-            self._copy = checkpoints
-        self._write_ahead()
+        if self.checkpoints is not None and self.checkpoints.path == checkpoints.path:
+            checkpoints.every = self.checkpoints.every
+        self._keep(checkpoints, first=self.checkpoints is None)
         self._spending.recover(parts, repeatable=self.noise.seed.given is not None)
 
     def _rehearse(self) -> None:
@@ -250,8 +276,13 @@ class PrivateRun:
         If the forward changes the model's state, nothing is released: see `adamas._state.Snapshot`.
         In a data-parallel run all ranks call it, and if it raises on one, it raises on all.
         """
-        with together(self.ranks):
-            return self._privatize(batch, absolute)
+        with self._between_releases("run.privatize"), together(self.ranks):
+            self._releasing = True
+            try:
+                return self._privatize(batch, absolute)
+            finally:
+                self._releasing = False
+                self._draws = max(self._draws, self.noise.draws)
 
     def _privatize(self, batch: Batch, absolute: bool) -> PrivateGradient:
         if not isinstance(batch, Batch) or batch.loader is not self.loader:
@@ -267,6 +298,8 @@ class PrivateRun:
         check_modules(self.model)
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
         self._rule_state.check()
+        if self._spending.enforced:
+            self._check_untouched()
         self._spending.check(batch.step)
         multipliers = [self.noise_multiplier, 0.0] if self.raw and not absolute else [self.noise_multiplier]
         with (
@@ -281,13 +314,29 @@ class PrivateRun:
                 noise_multiplier=self.noise_multiplier,
                 expected_batch_size=self.loader.sampler.batch_size,
                 noise=self.noise,
-                charge=lambda identify: self._spending.charge(batch.step, multipliers, identify),
+                charge=lambda identify: self._spending.charge(
+                    batch.step, multipliers, identify, draw=self.noise.draws
+                ),
                 absolute=absolute,
                 raw=None if self._raw_moments is None or absolute else self._raw_moments.add,
                 ranks=self.ranks,
                 place=f"step {batch.step + 1}" + (" with absolute=True" if absolute else ""),
             )
         return release
+
+    def _check_untouched(self) -> None:
+        """Raises if sampling or noise are not those that the ledger counts on."""
+        if self.loader.sampler is not self._spending.sampler:
+            raise RuntimeError(
+                "Expected run.loader.sampler to be the sampler of the run, whose rate its ledger counts: "
+                "another one was put in its place. Make another run with make_private."
+            )
+        if self.noise.draws < self._draws and self.noise.seed.same(self._spending.sampler.seed):
+            raise RuntimeError(
+                f"Expected run.noise after {self._draws} draws, found it after {self.noise.draws}: it would "
+                "draw the same noise for other sums, which shows how they differ. Make another run with "
+                "make_private, and another seed."
+            )
 
     def explain(self) -> Explanation:
         """Which function uses each parameter, how its norms are taken, and its share of time and memory.
@@ -453,16 +502,17 @@ class PrivateRun:
         A given seed is among it, so that the resumed run is bit-equal; a secret seed is not, so that the
         resumed run draws a new one.
         """
-        return {
-            "version": _STATE_VERSION,
-            "settings": self._settings(),
-            "spending": self._spending.state_dict(),
-            "model": self.model.state_dict(),
-            "rule": self.rule.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "ema": None if self.ema_model is None else self.ema_model.state_dict(),
-            "noise": self.noise.state_dict(),
-        }
+        with self._between_releases("run.state_dict"):
+            return {
+                "version": _STATE_VERSION,
+                "settings": self._settings(),
+                "spending": self._spending.state_dict(),
+                "model": self.model.state_dict(),
+                "rule": self.rule.state_dict(),
+                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "ema": None if self.ema_model is None else self.ema_model.state_dict(),
+                "noise": self.noise.state_dict(),
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues a saved run, which must have had the same settings, in a run that is still fresh.
@@ -476,7 +526,7 @@ class PrivateRun:
             self._check_ranks("load_state_dict")
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.ledger.entries or self.noise.draws:
+        if self._spending.complete().entries or self.noise.draws:
             raise RuntimeError(
                 "Expected a run that has released nothing: going back would draw the same noise again and "
                 "forget what was released. Make a new run with make_private and load the state into it."
@@ -511,6 +561,7 @@ class PrivateRun:
         if self.ema_model is not None:
             self.ema_model.load_state_dict(state["ema"])
         self.noise.load_state_dict(state["noise"])
+        self._draws = self.noise.draws
         self._spending.load_state_dict(state["spending"])
 
     def _settings(self) -> dict[str, Any]:

@@ -55,9 +55,23 @@ class Sampler(ABC):
         _validate.count(dataset_size=dataset_size, batch_size=batch_size)
         if batch_size > dataset_size:
             raise ValueError(f"Expected batch_size={batch_size} <= {dataset_size}, the number of examples.")
-        self.dataset_size = dataset_size
-        self.batch_size = batch_size
-        self.seed = seed if isinstance(seed, Seed) else Seed(seed)
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._seed = seed if isinstance(seed, Seed) else Seed(seed)
+
+    @property
+    def dataset_size(self) -> int:
+        """Number of examples. Like all settings it stays: events of earlier batches are stated by it."""
+        return self._dataset_size
+
+    @property
+    def batch_size(self) -> int:
+        """Expected number of examples in a batch."""
+        return self._batch_size
+
+    @property
+    def seed(self) -> Seed:
+        """Where the draws come from."""
+        return self._seed
 
     @property
     def rate(self) -> float:
@@ -137,7 +151,12 @@ class TruncatedPoisson(Sampler):
                 f"Expected max_batch_size={max_batch_size} >= batch_size={batch_size}; with less, most "
                 "batches would be cut."
             )
-        self.max_batch_size = max_batch_size
+        self._max_batch_size = max_batch_size
+
+    @property
+    def max_batch_size(self) -> int:
+        """Number of rows of every batch."""
+        return self._max_batch_size
 
     def indices(self, step: int) -> Draw:
         """See `Sampler.indices`; always `max_batch_size` of them."""

@@ -11,7 +11,8 @@ nothing is released:
 **Keys.** With a given seed, the noise of a release is a function of the seed and of a draw counter. A run
 that continues a checkpoint comes to draws that were made before it died. `charge` compares what it is about
 to release with the journal: if it is the same to the last bit, it is the same release, and costs nothing; if
-it is not, it gets a key of its own, and is charged. So does a release whose multiplier `extend` has changed.
+it is not, it gets a key of its own, and is charged. So does a release whose multiplier `extend` has changed,
+and one whose draw counter is not that of its step, after a second release on a batch or a batch without one.
 """
 
 import json
@@ -65,6 +66,7 @@ class Spending:
         enforced: Whether plan and budget hold. False for replays, whose releases nobody sees.
 
     Attributes:
+        enforced: As given.
         ledger: The releases, as events.
         steps_done: Steps whose release was made.
         journals: Where releases are written ahead.
@@ -93,7 +95,7 @@ class Spending:
         title: str = "",
         enforced: bool = True,
     ) -> None:
-        self.title, self._enforced = title, enforced
+        self.title, self.enforced = title, enforced
         self.sampler, self.delta, self.accountant = sampler, delta, accountant
         self.data_ledger = data_ledger
         self.ledger = Ledger(sampler.relation)
@@ -147,14 +149,17 @@ class Spending:
 
     # --- charging -------------------------------------------------------------------------------------
 
-    def check(self, step: int) -> None:
-        """Raises `BudgetError` if a release on the batch of a step is not planned or not paid for."""
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
                 "This run was made in another process: a fork would repeat its noise, and spend what its "
                 "ledger does not know. Call make_private in the process that trains."
             )
-        if not self._enforced:
+
+    def check(self, step: int) -> None:
+        """Raises `BudgetError` if a release on the batch of a step is not planned or not paid for."""
+        self._check_process()
+        if not self.enforced:
             return
         if step >= self._plan.steps:
             raise BudgetError(
@@ -166,7 +171,7 @@ class Spending:
         self._check_paid(again[:1] or [release])
 
     def _check_paid(self, releases: Sequence[Release]) -> None:
-        if self._plan.budget is None or not self._enforced:
+        if self._plan.budget is None or not self.enforced:
             return
         entries = self._after(releases)
         if not _within(_counted(entries), _counted(self._promised)):
@@ -174,7 +179,12 @@ class Spending:
             self._budget().require(entries, self._usual(), ahead=self._units_after(step))
 
     def charge(
-        self, step: int, multipliers: Sequence[float], identify: Callable[[], bytes] = bytes
+        self,
+        step: int,
+        multipliers: Sequence[float],
+        identify: Callable[[], bytes] = bytes,
+        *,
+        draw: int | None = None,
     ) -> tuple[int, ...]:
         """Charges releases on the batch of a step, and returns the key of their noise.
 
@@ -182,6 +192,8 @@ class Spending:
             step: The step.
             multipliers: Of each release. The first one draws the noise.
             identify: Names the release; see `Noise.identify`. It is called where there is a journal.
+            draw: The draw counter of the noise. It equals the step in a run with one release at each step,
+                which is the default.
         """
         self.check(step)
         if any(z not in (self._plan.noise_multiplier, 0.0) for z in multipliers):
@@ -199,9 +211,11 @@ class Spending:
         self._to_record = self._made_later(step)
         self.steps_done = max(self.steps_done, step + 1)
         first = releases[0]
-        if first.attempt == 0 and first.noise_multiplier == self._first_multiplier:
+        usual = first.attempt == 0 and first.noise_multiplier == self._first_multiplier
+        if usual and draw in (None, step):
             return ()
-        return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier))
+        # Attempts are counted for each step: runs that come to a draw at different steps need both numbers.
+        return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier)), step
 
     def _attempted(self, release: Release) -> Release:
         """Returns the release with the attempt that it is: one that was made before, or a new one."""
@@ -212,6 +226,11 @@ class Spending:
         return release._replace(attempt=1 + max((made.attempt for made in before), default=-1))
 
     def _write(self, releases: list[Release]) -> None:
+        if releases[0].identity and any(journal.was_taken_over for journal in self.journals):
+            raise RuntimeError(
+                "Another run has loaded a checkpoint of this one, and draws the noise of the same seed: both "
+                "would show how their sums differ. Go on with the other run."
+            )
         for number, journal in enumerate(self.journals):
             if number == 0 or not journal.taken_over:  # a copy that was loaded is the other run's
                 journal.append(releases)
@@ -356,6 +375,7 @@ class Spending:
         """Gives back what is reserved in the data set's ledger and was not released."""
         if self.data_ledger is None:
             return
+        self._check_process()  # the parent of a fork goes on with the reservation
         self._continue_account()
         if not self._reserved:
             return
@@ -418,7 +438,8 @@ class Spending:
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that a run which continues this one must know, as plain data."""
         account, before = self._continued or (self._account, self._paid_before)
-        made = [release for release in self._made_before if release.step >= self.steps_done]
+        # Another release may follow on the last batch.
+        made = [release for release in self._made_before if release.step >= self.steps_done - 1]
         return {
             "plan": [self._plan.steps, self._plan.noise_multiplier, self._plan.budget],
             "promised": self._plain_entries(self._promised),
