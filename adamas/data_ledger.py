@@ -93,7 +93,8 @@ class DataLedger:
                     f"Expected a ledger of version {_VERSION} in {self.path}, found {found and found[0]}. "
                     "Use the version of adamas that wrote it."
                 )
-            _, self._limit, self._delta, self._accountant, relation, _ = _budget(database)
+            _, epsilon, delta, accountant, relation, _ = _budget(database)
+        self._limit, self._delta, self._accountant = float(epsilon), float(delta), str(accountant)
         self._relation = NeighboringRelation[relation]
 
     @property

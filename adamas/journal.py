@@ -97,6 +97,11 @@ class Journal:
         """Whether this object holds the lock, so that nobody else appends."""
         return self._handle is not None
 
+    @property
+    def begun(self) -> bool:
+        """Whether what follows belongs into this journal, or can be told nowhere."""
+        return self.locked or self._abandoned
+
     def token(self) -> str | None:
         """Returns the token of the file; None if there is no file, or one without a whole header."""
         try:
@@ -108,7 +113,11 @@ class Journal:
     def restart(self, token: str | None = None) -> str:
         """Begins a new file without records, locked, and returns its token."""
         token = self.prepare(token)
-        self.begin()
+        try:
+            self.begin()
+        except BaseException:
+            self.cancel()
+            raise
         return token
 
     def prepare(self, token: str | None = None) -> str:
@@ -247,8 +256,8 @@ class Journal:
     def _check_owner(self) -> None:
         if self._abandoned:
             raise RuntimeError(
-                f"The checkpoint of {self.path} was replaced, and then writing failed: nobody could tell what "
-                "follows it. Save the run again (run.save) and go on."
+                f"The checkpoint of {self.path} was replaced, and then writing failed: nobody could tell "
+                "what follows it. Save the run again (run.save) and go on."
             )
         if self.taken_over:
             raise RuntimeError(

@@ -154,7 +154,7 @@ class Ledger:
         return state
 
     def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
-        """Reads saved records into a ledger that has none: what was recorded is never forgotten.
+        """Replaces the records by saved ones.
 
         Args:
             state: What `state_dict` returned.
@@ -162,8 +162,6 @@ class Ledger:
                 joins the event of that batch. Without it the batch counts as finished, as it is for
                 a ledger that is only read.
         """
-        if self.entries:
-            raise RuntimeError("Expected a ledger without records, whose place saved ones would take.")
         entries = [(_decode(entry["event"]), entry["count"]) for entry in state["entries"]]
         self._relation = NeighboringRelation[state["relation"]]
         self._closed = entries

@@ -188,7 +188,8 @@ class PrivateRun:
             try:
                 write_once(self.ranks, lambda: checkpoints.save(state))
             except BaseException:
-                self._keep(checkpoints, first=False)  # it may be there, and then must know what follows
+                if checkpoints.journal.begun:  # the file may be there, and must know what follows
+                    self._keep(checkpoints, first=False)
                 raise
             # Automatic ones stay where they are.
             self._keep(checkpoints, first=every is None or self.checkpoints is None)
@@ -210,13 +211,13 @@ class PrivateRun:
 
     @contextmanager
     def _between_releases(self, doing: str) -> Iterator[None]:
-        """Keeps other threads out, and refuses to begin in the middle of a release, as in a signal handler."""
+        """Keeps other threads out, and refuses to begin within a release, as in a signal handler."""
         with self._lock:
             if self._releasing:
                 raise RuntimeError(
-                    f"Expected {doing} between two releases, got it in the middle of one, where it is charged "
-                    "in one place and not in another. In the handler of a signal set a variable, and look at "
-                    "it after the step."
+                    f"Expected {doing} between two releases, got it within one, which is charged in "
+                    "one place and not yet in another. In the handler of a signal set a variable, and look "
+                    "at it after the step."
                 )
             yield
 

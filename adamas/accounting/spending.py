@@ -52,6 +52,19 @@ class Plan:
     budget: float | None = None
 
 
+class _RunLedger(Ledger):
+    """A ledger that forgets nothing."""
+
+    def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
+        """Takes over saved records, if there are none."""
+        if self.entries:
+            raise RuntimeError(
+                "Expected the ledger of a run that has released nothing: saved records would take the place "
+                "of its own. Read them into a new adamas.Ledger, or continue a run by adamas.load."
+            )
+        super().load_state_dict(state, sampler)
+
+
 class Spending:
     """What a run may release, has released, and has reserved.
 
@@ -98,7 +111,7 @@ class Spending:
         self.title, self.enforced = title, enforced
         self.sampler, self.delta, self.accountant = sampler, delta, accountant
         self.data_ledger = data_ledger
-        self.ledger = Ledger(sampler.relation)
+        self.ledger: Ledger = _RunLedger(sampler.relation)
         self.steps_done = 0
         self.journals: list[Journal] = []
         self._plan, self._first_multiplier = plan, plan.noise_multiplier
