@@ -185,7 +185,8 @@ class DataLedger:
         """
         event, wanted = (None, 0) if ahead is None else ahead
         with self._transaction() as database:
-            others = [entry for one in _accounts(database) if one.id != account for entry in one.entries]
+            accounts = _accounts(database)
+            others = [entry for one in accounts if one.id != account for entry in one.entries]
             granted = wanted
 
             def planned(count: int) -> list[tuple[dp_accounting.DpEvent, int]]:
@@ -204,16 +205,34 @@ class DataLedger:
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )
+            self._check_kept(accounts, account, planned(granted))
             _write(database, Account(account, title, planned(granted), False, journal), self.relation)
         return granted
 
     def settle(self, account: str, entries: Entries) -> None:
-        """Replaces an account's reservation by what it released."""
+        """Replaces an account's reservation by what it released.
+
+        Raises:
+            ValueError: If there is no such account, or it has released more.
+        """
         with self._transaction() as database:
-            old = next((one for one in _accounts(database) if one.id == account), None)
+            accounts = _accounts(database)
+            old = next((one for one in accounts if one.id == account), None)
             if old is None:
                 raise ValueError(f"Expected an account of {self.path}, got account={account!r}.")
+            self._check_kept(accounts, account, entries)
             _write(database, replace(old, entries=entries, finished=True), self.relation)
+
+    def _check_kept(self, accounts: list[Account], account: str, entries: Entries) -> None:
+        """Raises if an account that has finished, and so has released what it says, would say less."""
+        for one in accounts:
+            if one.id == account and one.finished and one.entries != entries:
+                had, has = self._composed(one.entries), self._composed(entries)
+                if has < had:
+                    raise ValueError(
+                        f"Expected entries of at least what account={account!r} has released, "
+                        f"epsilon={bound(had)}, got {bound(has)}."
+                    )
 
     def account(self, account: str) -> Account | None:
         """Returns an account, or None if it has reserved nothing."""

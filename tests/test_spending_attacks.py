@@ -6,6 +6,7 @@ Each of these once lowered an epsilon, shared noise between two sums or exceeded
 import contextlib
 import copy
 import os
+import shutil
 import threading
 
 import pytest
@@ -294,6 +295,28 @@ def test_the_ledger_of_a_run_forgets_nothing():
 def test_the_budget_of_a_data_set_is_not_changed_from_outside(ledger, name):  # noqa: F811
     with pytest.raises(AttributeError):
         setattr(ledger, name, getattr(DataLedger(ledger.path), name))
+
+
+def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):  # noqa: F811
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    run = make_run(data_ledger=ledger, seed=None)
+    run.save(folder / "run.safetensors")
+    shutil.copytree(folder, tmp_path / "backup")
+    finish(run)
+    spent = ledger.epsilon()
+    (account,) = ledger.spendings()
+    with pytest.raises(ValueError, match="has released"):
+        ledger.settle(account.id, [])
+    with pytest.raises(ValueError, match="has released"):
+        ledger.reserve(account.id, [])
+    del run
+    shutil.rmtree(folder)
+    (tmp_path / "backup").rename(folder)  # an older journal, which knows of no release
+    other = adamas.load(folder / "run.safetensors", make_run(data_ledger=ledger, seed=None))
+    assert ledger.epsilon() == spent
+    finish(other)
+    assert known(ledger) == 6 + 6
 
 
 def test_a_fork_does_not_give_back_what_its_parent_has_reserved(ledger):  # noqa: F811

@@ -375,7 +375,7 @@ class Spending:
             if found is None:
                 return json.dumps(self._plain_entries([])).encode()
             entries = found.entries
-            if journal is not None and found.journal == journal:
+            if journal is not None and found.journal == journal and not found.finished:
                 # This run holds the journal, which says all that the other one released: it has ended.
                 entries = own
                 ledger.settle(account, own)
