@@ -52,10 +52,20 @@ class Seed:
             raise TypeError(f"Expected seed={value!r} to be a whole number or None.")
         if value is not None and not 0 <= value < 1 << (8 * _SEED_BYTES):
             raise ValueError(f"Expected seed={value!r} in [0, 2**{8 * _SEED_BYTES}).")
-        self.given, self.secure = value, secure
+        self._given, self._secure = value, secure
         self._process = os.getpid()
         secret = secrets.randbits(8 * _SEED_BYTES) if value is None else value
         self._secret = secret.to_bytes(_SEED_BYTES, "big")
+
+    @property
+    def given(self) -> int | None:
+        """The given number; None for a secret of the operating system."""
+        return self._given
+
+    @property
+    def secure(self) -> bool:
+        """Whether sampling draws from a cryptographic stream."""
+        return self._secure
 
     def __reduce__(self) -> Any:
         """A secret seed is neither copied, which would repeat its noise, nor written to a file."""

@@ -30,6 +30,7 @@ class Batch:
     def __init__(self, step: int, draw: Draw, loader: "Loader", loaded: Iterator[Any] | None) -> None:
         self.step = step
         self.loader = loader
+        self.sampler = loader.sampler
         self._chunks = loader.chunks(draw)
         self._loaded = loaded
         self._unread = len(self._chunks) if loaded is not None else 0

@@ -300,7 +300,7 @@ class PrivateRun:
         check_parameters(self.model, self.rule)  # what trains may have changed since the run was made
         self._rule_state.check()
         if self._spending.enforced:
-            self._check_untouched()
+            self._check_untouched(batch)
         self._spending.check(batch.step)
         multipliers = [self.noise_multiplier, 0.0] if self.raw and not absolute else [self.noise_multiplier]
         with (
@@ -325,9 +325,9 @@ class PrivateRun:
             )
         return release
 
-    def _check_untouched(self) -> None:
+    def _check_untouched(self, batch: Batch) -> None:
         """Raises if sampling or noise are not those that the ledger counts on."""
-        if self.loader.sampler is not self._spending.sampler:
+        if any(one.sampler is not self._spending.sampler for one in (self.loader, batch)):
             raise RuntimeError(
                 "Expected run.loader.sampler to be the sampler of the run, whose rate its ledger counts: "
                 "another one was put in its place. Make another run with make_private."

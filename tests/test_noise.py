@@ -120,7 +120,7 @@ def releases():
     scale = torch.tensor([0.01, 1.0, 30.0], dtype=torch.float64)
     center = torch.tensor([5.0, 0.0, -1.0], dtype=torch.float64)
     geometry = Geometry({scaled: center}, {ball: 0.5, scaled: scale})
-    noise = GaussianNoise(3)
+    noise = GaussianNoise(4)
     made = [released(geometry, noise=noise, noise_multiplier=2.0, batch=16.0) for _ in range(20_000)]
     values = torch.stack([torch.cat([r.mean[ball].double(), r.mean[scaled] - center]) for r in made])
     stated = made[0].noise_variance

@@ -271,13 +271,19 @@ def test_the_settings_of_a_sampler_do_not_change(name):
     run = make_run(sampling="truncated-poisson", max_batch_size=30, batch_size=20)
     with pytest.raises(AttributeError):
         setattr(run.loader.sampler, name, 1)
+    with pytest.raises(AttributeError):
+        run.noise.seed.given = None  # a secret seed has no releases to compare with
 
 
 def test_another_sampler_is_refused():
     run = make_run(batch_size=1)
-    run.loader.sampler = Poisson(60, 60, 7)
+    own, run.loader.sampler = run.loader.sampler, Poisson(60, 60, 7)
     with pytest.raises(RuntimeError, match=r"run\.loader\.sampler"):
         finish(run)
+    batch = next(run.loader.batches(0, 1))
+    run.loader.sampler = own
+    with pytest.raises(RuntimeError, match=r"run\.loader\.sampler"):
+        run.privatize(batch)
     assert run.noise.draws == 0
 
 

@@ -225,7 +225,7 @@ class Spending:
         self.steps_done = max(self.steps_done, step + 1)
         first = releases[0]
         usual = first.attempt == 0 and first.noise_multiplier == self._first_multiplier
-        if usual and draw in (None, step):
+        if usual and (draw in (None, step) or not self.enforced):
             return ()
         # Attempts are counted for each step: runs that come to a draw at different steps need both numbers.
         return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier)), step
