@@ -199,7 +199,8 @@ class _Vector:
         rows = self.rows
         with_row, sums = _sums(g * rows.values), _sums(g)
         along = with_row / rows.length
-        beside = self._product((g @ self.direction).double().unsqueeze(1), sums, with_row) - along * self.along
+        with_direction = (g @ self.direction).double().unsqueeze(1)
+        beside = self._product(with_direction, sums, with_row) - along * self.along
         size = self.length().square() - self.along.square()
         if rows.centred:
             beside, size = beside - sums * self.sum / rows.width, size - self.sum.square() / rows.width
