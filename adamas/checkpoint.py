@@ -96,10 +96,13 @@ class Checkpoints:
     def releases(self) -> list[list[Release]]:
         """Returns what each process has released since the state was saved, and takes over the journal."""
         token, before = self._tokens
+        parts: list[list[Release]] = []
         if self.journal.token() == before:  # the new one was not begun: nothing followed
             self.journal.restart(token)
-            return []
-        return self.journal.read(token)
+        else:
+            parts = self.journal.read(token)
+        self.journal.tokens = self._tokens
+        return parts
 
     def remove(self) -> None:
         """Deletes the file and its journal."""

@@ -72,6 +72,7 @@ class Journal:
         path: The file.
         taken_over: Whether another run of this process has it now.
         was_taken_over: Whether one has had it since this object was made.
+        tokens: That of the file; of one that was loaded also that of the journal before it.
 
     Example:
         >>> import tempfile
@@ -89,6 +90,7 @@ class Journal:
         self._handle: int | None = None
         self.taken_over = self.was_taken_over = False
         self._abandoned = False
+        self.tokens: tuple[str | None, ...] = ()
         self._prepared: tuple[Path, int, bytes] | None = None
         self._digest, self._size, self._next, self._part = b"", 0, 0, 0
 
@@ -152,6 +154,7 @@ class Journal:
         folder_to_disk(self.path.parent)
         self._hold(handle)
         self._prepared, self._abandoned = None, False
+        self.tokens = (self.token(),)
         self._digest, self._size, self._next, self._part = digest, _HEADER_BYTES, 0, 0
 
     def cancel(self) -> None:
@@ -220,6 +223,7 @@ class Journal:
             os.close(handle)
             raise
         self._hold(handle)
+        self.tokens = (token,)
         self._digest, self._size = digest, end
         self._next, self._part = sum(map(len, parts)), len(parts)
         return parts

@@ -553,6 +553,25 @@ def test_a_run_that_moves_to_another_file_is_not_settled_by_the_old_one(ledger, 
     assert known(ledger) >= 6 + 6
 
 
+def test_older_files_in_the_place_of_newer_ones_do_not_settle_the_account(ledger, tmp_path):
+    """The run that died wrote to a later journal, which nobody has any more."""
+    file = tmp_path / "run.safetensors"
+    run = make_run(seed=None, data_ledger=ledger)
+    stopped(run, 1)
+    run.save(file)
+    stopped(run, 2)
+    old = {path: path.read_bytes() for path in (file, Journal(file).path)}
+    run.save(file)
+    stopped(run, 5)  # and then it dies
+    del run
+    for path, content in old.items():
+        path.write_bytes(content)
+    other = adamas.load(file, make_run(seed=None, data_ledger=ledger))
+    finish(other)
+    assert known(ledger) >= 5 + 5
+    assert not ledger.spendings()[0].finished
+
+
 def test_a_run_without_a_seed_that_dies_early_goes_on_with_what_fits(tmp_path):
     """Killed after 3 of 100 steps, without a checkpoint since: the budget pays for 97 more."""
     arguments = {"seed": None, "steps": 100, "noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp"}

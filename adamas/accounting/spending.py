@@ -368,15 +368,16 @@ class Spending:
             return
         ledger, (account, before) = self.data_ledger, self._continued
         own = _without(self.complete().entries, before)
-        journal = self._journal_place() if any(journal.locked for journal in self.journals) else None
+        places = self._journal_places() if any(journal.locked for journal in self.journals) else []
 
         def paid() -> bytes:
             found = ledger.account(account)
             if found is None:
                 return json.dumps(self._plain_entries([])).encode()
             entries = found.entries
-            if journal is not None and found.journal == journal and not found.finished:
-                # This run holds the journal, which says all that the other one released: it has ended.
+            if found.journal in places and not found.finished:
+                # This run holds the journal that the other one wrote to last: it has ended, and the journal
+                # says all that it released.
                 entries = own
                 ledger.settle(account, own)
             return json.dumps(self._plain_entries(_without(own, _without(own, entries)))).encode()
@@ -403,13 +404,17 @@ class Spending:
 
     def use_journals(self, journals: Sequence[Journal]) -> None:
         """Writes releases ahead to these journals from now on."""
-        before, self.journals = self._journal_place(), list(journals)
-        if self.data_ledger is not None and self._reserved and self._journal_place() != before:
-            ledger, place = self.data_ledger, self._journal_place()
-            write_once(self._ranks, lambda: ledger.set_journal(self._account, place))
+        self.journals = list(journals)
+        if self.data_ledger is not None and self._reserved:
+            ledger = self.data_ledger
+            write_once(self._ranks, lambda: ledger.set_journal(self._account, self._journal_place()))
 
     def _journal_place(self) -> str | None:
-        return str(self.journals[0].path.resolve()) if self.journals else None
+        """Returns the name of the journal that says what this run releases."""
+        return next(iter(self._journal_places()), None)
+
+    def _journal_places(self) -> list[str]:
+        return [f"{one.path.resolve()}#{token}" for one in self.journals[:1] for token in one.tokens]
 
     def _agreed(self, ask: Callable[[], int]) -> int:
         """Returns what the writing rank found out."""
