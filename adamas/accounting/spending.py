@@ -113,6 +113,7 @@ class Spending:
         self.data_ledger = data_ledger
         self.ledger: Ledger = _RunLedger(sampler.relation)
         self.steps_done = 0
+        self._first_step = 0  # whose batch this run draws
         self.journals: list[Journal] = []
         self._plan, self._first_multiplier = plan, plan.noise_multiplier
         self._ranks = ranks
@@ -178,6 +179,12 @@ class Spending:
             raise BudgetError(
                 f"Step {step + 1} is beyond the {self._plan.steps} steps of the plan. Give the run more by "
                 "run.extend."
+            )
+        if step < self._first_step:
+            raise RuntimeError(
+                f"Expected a batch from step {self._first_step + 1} on, got step {step + 1}: without a seed "
+                "the run that was saved drew another batch for it, whose event a new release must not join. "
+                "Go on with run.batches()."
             )
         release = Release(step, self._plan.noise_multiplier)
         again = [made for made in self._made_before if made[:2] == release[:2]]  # which would cost nothing
@@ -343,9 +350,8 @@ class Spending:
         if _within(_counted(own), self._reserved):
             return
         paid = len({self.sampler.unit(release.step) for release in self._made_later(step)})
-        wanted = max(
-            0, self._units_after(step) - paid
-        )  # what was made may be repeated, and then costs nothing
+        # What was made may be repeated, and then costs nothing.
+        wanted = max(0, self._units_after(step) - paid)
         granted = self._agreed(lambda: self._reserve_on_disk(own, wanted))
         self._keep_units(step, granted + paid, wanted + paid)
         self._reserved = _counted([*own, (self._usual(), granted)])
@@ -476,6 +482,8 @@ class Spending:
         """Continues what `state_dict` returned."""
         self.ledger.load_state_dict(state["ledger"], self.sampler)
         self.steps_done = state["steps_done"]
+        if self.sampler.seed.given is None:
+            self._first_step = self.steps_done
         self._plan = Plan(*state["plan"])
         self._made_before = [Release.of(value) for value in state["made_before"]]
         self._to_record = [Release.of(value) for value in state["to_record"]]
