@@ -25,7 +25,9 @@ MakeRun = Callable[[], PrivateRun]
 class Silent(GaussianNoise):
     """Noise that is 0, so that a release shows the clipped sum. For replays, whose result nobody sees."""
 
-    def add_normal_(self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = ()) -> Tensor:
+    def add_normal_(
+        self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = (), *, scales: object = None
+    ) -> Tensor:
         """Adds nothing."""
         return out
 

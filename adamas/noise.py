@@ -134,11 +134,12 @@ class GaussianNoise:
     ) -> None:
         """See `Noise.release_`."""
         scales = [geometry.scale[p] for p in parts]
-        keyed = {"key": key} if key else {}
         if all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
-            self.add_normal_(flat, float(scales[0]) * std, **keyed)
+            self.add_normal_(flat, float(scales[0]) * std, key)
+        elif _on_cpu(flat):
+            self.add_normal_(flat, std, key, scales=_Scales(parts.values(), scales))
         else:
-            drawn = self.add_normal_(torch.zeros_like(flat), 1.0, **keyed)
+            drawn = self.add_normal_(torch.zeros_like(flat), 1.0, key)
             places = torch.split(drawn, [part.numel() for part in parts.values()])
             for s, part, values in zip(scales, parts.values(), places, strict=True):
                 if isinstance(s, Tensor):
@@ -152,10 +153,13 @@ class GaussianNoise:
         """Fills a contiguous floating-point tensor with independent normal values of mean 0."""
         return self.add_normal_(out.zero_(), std)
 
-    def add_normal_(self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = ()) -> Tensor:
-        """Adds the values with which `normal_` would fill the tensor."""
+    def add_normal_(
+        self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = (), *, scales: "_Scales | None" = None
+    ) -> Tensor:
+        """Adds the values with which `normal_` would fill the tensor, times `scales` if given."""
         flat = out.view(-1)
-        if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
+        if not _on_cpu(out):
+            assert scales is None
             dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
             flat += self.add_normal_(torch.zeros(flat.shape, dtype=dtype), std, key).to(flat.device)
             return out
@@ -167,9 +171,14 @@ class GaussianNoise:
         def work(block: int) -> None:
             part = values[block * _BLOCK : (block + 1) * _BLOCK]
             far = np.empty(_FAR, dtype=np.int64)
-            found = add(part, words, std, block, far)
+            drawn, factor = (part, std) if scales is None else (np.zeros_like(part), 1.0)
+            found = add(drawn, words, factor, block, far)
             if found:
-                _add_tail(part, std, far[:found], self.seed.generator("tail", draw, *key, block))
+                _add_tail(drawn, factor, far[:found], self.seed.generator("tail", draw, *key, block))
+            if scales is not None:
+                drawn *= part.dtype.type(std)
+                scales.multiply_(drawn, block * _BLOCK)
+                part += drawn
 
         share_blocks(-(-len(values) // _BLOCK), work)
         return out
@@ -185,6 +194,35 @@ class GaussianNoise:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Noise.load_state_dict`."""
         self.draws = int(state["draws"])
+
+
+class _Scales:
+    """The scales of consecutive parts of a flat buffer, as arrays."""
+
+    def __init__(self, parts: Iterable[Tensor], scales: Iterable[Value]) -> None:
+        self._each: list[tuple[int, int, Any]] = []
+        start = 0
+        for part, scale in zip(parts, scales, strict=True):
+            if isinstance(scale, Tensor):
+                scale = scale.detach().to(part.dtype)
+                flat = scale.reshape(-1).numpy() if scale.dim() else scale.item()
+            else:
+                flat = scale
+            self._each.append((start, start + part.numel(), flat))
+            start += part.numel()
+
+    def multiply_(self, values: np.ndarray, place: int) -> None:
+        """Multiplies the values of the buffer from a place on by their scales, in place."""
+        for start, stop, scale in self._each:
+            first, last = max(start, place), min(stop, place + len(values))
+            if first < last:
+                of_part = scale[first - start : last - start] if isinstance(scale, np.ndarray) else scale
+                values[first - place : last - place] *= of_part
+
+
+def _on_cpu(t: Tensor) -> bool:
+    """Tells whether values are drawn in the memory of a tensor, and not copied there."""
+    return t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64)
 
 
 def refuse_copy(seed: Seed) -> None:

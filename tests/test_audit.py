@@ -150,13 +150,15 @@ def module_geometry(run, planted):
 
 
 def no_noise(monkeypatch):
-    monkeypatch.setattr(GaussianNoise, "add_normal_", lambda self, out, std=1.0: out)
+    monkeypatch.setattr(GaussianNoise, "add_normal_", lambda self, out, *rest, **options: out)
 
 
 def noise_on_the_mean(monkeypatch):
     original = GaussianNoise.add_normal_
     monkeypatch.setattr(
-        GaussianNoise, "add_normal_", lambda self, out, std=1.0: original(self, out, std / 60)
+        GaussianNoise,
+        "add_normal_",
+        lambda self, out, std, *rest, **options: original(self, out, std / 60, *rest, **options),
     )
 
 
@@ -170,7 +172,11 @@ def no_records(monkeypatch):
 
 def a_third_of_the_noise(monkeypatch):
     original = GaussianNoise.add_normal_
-    monkeypatch.setattr(GaussianNoise, "add_normal_", lambda self, out, std=1.0: original(self, out, std / 3))
+    monkeypatch.setattr(
+        GaussianNoise,
+        "add_normal_",
+        lambda self, out, std, *rest, **options: original(self, out, std / 3, *rest, **options),
+    )
 
 
 def nothing(monkeypatch):

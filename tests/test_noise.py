@@ -379,3 +379,31 @@ def test_values_beyond_the_tail_are_drawn_anew(monkeypatch):
     assert (values[far].abs() > 1.0).all()
     # The 9,100 redrawn magnitudes follow the tail they were taken from: two-sample KS, false-alarm rate 1e-4.
     assert stats.ks_2samp(values[far].abs().numpy(), plain[far].abs().numpy()).pvalue > 1e-4
+
+
+def test_release_scales_every_coordinate_of_one_draw():
+    shapes = [(300, 301), (7,), (129, 600), (1,)]  # parts end within blocks, and blocks within parts
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    random = torch.Generator().manual_seed(0)
+    scales = [
+        torch.rand(shapes[0], generator=random) + 0.1,
+        2.0,
+        torch.rand(shapes[2][::-1], generator=random).t() + 0.1,
+        torch.tensor(3.0),
+    ]
+    geometry = Geometry({params[0]: torch.ones(shapes[0])}, dict(zip(params, scales, strict=True)))
+    sizes = [p.numel() for p in params]
+    flat = torch.randn(sum(sizes), generator=random)
+    before = flat.clone()
+    views = [part.view(p.shape) for part, p in zip(torch.split(flat, sizes), params, strict=True)]
+    parts = dict(zip(params, views, strict=True))
+    GaussianNoise(5).release_(flat, parts, geometry, std=0.37, share=0.75, key=(3,))
+
+    unit = GaussianNoise(5).add_normal_(torch.zeros(sum(sizes)), 1.0, (3,))
+    spread = torch.cat(
+        [torch.as_tensor(s).expand(p.shape).reshape(-1) for s, p in zip(scales, params, strict=True)]
+    )
+    expected = before + 0.37 * spread * unit
+    expected[: sizes[0]] += 0.25
+    torch.testing.assert_close(flat, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(flat, before + 0.37 * unit, atol=1e-2)

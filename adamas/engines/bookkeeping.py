@@ -23,7 +23,7 @@ from adamas.engines.norms import merged, squared_whitened_norms
 from adamas.engines.probes import PROBE_EXAMPLES, check_loss, unchanged_generator
 from adamas.engines.recording import Recorder
 from adamas.engines.records import Record, add_weighted_sum
-from adamas.engines.unseen import Unseen
+from adamas.engines.unseen import Unseen, in_sight
 from adamas.geometry import Geometry
 
 
@@ -207,13 +207,14 @@ class Bookkeeping:
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)
                 check_loss(self._model, self._loss, sample)
         state = torch.get_rng_state()
-        try:
-            recorder, losses = self._forward(geometry, first or self._known.watched)
-        except Unseen:  # once more, with the same random draws
-            torch.set_rng_state(state)
-            recorder, losses = self._forward(geometry, watched=True)
-        with torch.enable_grad():
-            recorder.backward(losses)
+        with in_sight():
+            try:
+                recorder, losses = self._forward(geometry, first or self._known.watched)
+            except Unseen:  # once more, with the same random draws
+                torch.set_rng_state(state)
+                recorder, losses = self._forward(geometry, watched=True)
+            with torch.enable_grad():
+                recorder.backward(losses)
         self._known.checked = True
         if self._known.single is not False:
             self._known.single = not recorder.unit.single_differs

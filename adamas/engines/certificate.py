@@ -57,7 +57,7 @@ def of_products(length: int, dtype: torch.dtype) -> float:
 
 def lengths(rows: Tensor) -> Tensor:
     """The norm of each row, good enough for a bound, and infinite beyond the number type."""
-    result: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1).double()
+    result: Tensor = torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))).double()
     return result
 
 

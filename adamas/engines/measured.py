@@ -71,28 +71,23 @@ def _with_norms(
     in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
     buffer = record.empty(n if keep else step, by_rows=in_order)
     aligned = in_memory_like(buffer, w, geometry) if known else geometry
-    taken, terms = [], []
+    taken = []
     for i in range(0, n, step):
         rows = slice(i, min(i + step, n))
         part = record.materialize_into(buffer[rows] if keep else buffer[: rows.stop - i], rows)
-        # Where gradients are kept, the norm is that of what is summed, term by term or not.
-        of_rows = None if keep else record.kept(rows).terms(1.0)
-        terms += [] if of_rows is None else [of_rows]
         if known:
             taken.append(aligned.squared_norms(w, part))
         elif row_map is not None:
             taken.append(row_map.row_sums(part))
     record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
-    all_terms = torch.cat(terms) if terms else None
+    # Where gradients are kept, the norm is that of what is summed, term by term or not.
+    terms = None if keep else record.terms(geometry.scale[w] if known else 1.0)
     if known:
-        if all_terms is not None:
-            s = geometry.scale[w]
-            all_terms /= s.amin() if isinstance(s, Tensor) else s
-        squares = Squares(torch.cat(taken), None, all_terms, record.dtype)
+        squares = Squares(torch.cat(taken), None, terms, record.dtype)
         result.whitened = certified(squares, [result], w, geometry)
     elif row_map is not None:
-        result.whitened = _scaled(row_map.of_rows(torch.cat(taken, 1), all_terms), geometry, row_map)
+        result.whitened = _scaled(row_map.of_rows(torch.cat(taken, 1), terms), geometry, row_map)
     return result
 
 

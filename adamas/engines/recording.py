@@ -162,11 +162,11 @@ class Recorder(Tracker):
         try:
             for p in self.names:
                 p.grad = None
-            total = losses.sum()
+            ones = torch.ones_like(losses)
             with self.watching():
                 torch.autograd.graph._engine_run_backward(
-                    (total,),
-                    (torch.ones_like(total),),
+                    (losses,),
+                    (ones,),
                     False,
                     False,
                     (),

@@ -305,11 +305,7 @@ class Tracker(TorchFunctionMode):
         if func in INDEXING:
             named = [value for key, value in kwargs.items() if key != "index"]
             tensors = tensors_in((args[:1], args[2:] if func is Tensor.__setitem__ else args[3:], named))
-        for t in tensors:
-            mark = t.__dict__.get(MARK)
-            if mark is not None and mark.numbers:
-                return True
-        return False
+        return any(map(self.has_numbers, tensors))
 
     def _picks(self, func: Any, args: tuple[Any, ...], place: Place, result: Any) -> Picks | None:
         """What an index tensor picks after its values were moved."""
@@ -319,6 +315,11 @@ class Tracker(TorchFunctionMode):
             return None  # other numbers are rounded, or wrap around
         mark = self.mark(args[0])
         return None if mark is None or mark.picks is None else Picks(mark.picks.source, place.rows)
+
+    def has_numbers(self, t: Tensor) -> bool:
+        """Tells whether the values of data are the positions of the examples."""
+        mark = t.__dict__.get(MARK)
+        return mark is not None and mark.numbers
 
     def _check_mixed(self, func: Any, tensors: list[Tensor]) -> None:
         """Raises if a mixed value is among the arguments, be it as a size or as a number."""

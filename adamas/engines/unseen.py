@@ -133,18 +133,18 @@ def _shown(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _refused(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same function, which this thread must not call."""
-    thread = threading.get_ident()
+    """The same function, which a thread in sight must not call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_STANDARD):
-            frame = frame.f_back
-        if threading.get_ident() == thread and frame.f_globals.get("__name__") != _OWN_THREADS:
-            raise UnsupportedError(
-                f"The forward hands work to another thread or process ({user_line()}), where the engine "
-                "cannot see it. Compute it in the forward itself, or use engine='loop'."
-            )
+        if threading.get_ident() in _in_sight:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_STANDARD):
+                frame = frame.f_back
+            if frame.f_globals.get("__name__") != _OWN_THREADS:
+                raise UnsupportedError(
+                    f"The forward hands work to another thread or process ({user_line()}), where the engine "
+                    "cannot see it. Compute it in the forward itself, or use engine='loop'."
+                )
         return function(*args, **kwargs)
 
     return call
@@ -172,18 +172,37 @@ _HANDING_OVER: list[tuple[Any, str, str]] = [
 ]
 
 
+_EXCHANGED = [(*entry, _shown) for entry in _HIDDEN] + [(*entry, _refused) for entry in _HANDING_OVER]
+_in_sight: set[int] = set()  # threads
+_stand_ins: dict[tuple[Any, str], tuple[Any, Any]] = {}  # a function, and what takes its place
+
+
 @contextmanager
 def in_sight() -> Iterator[None]:
     """Shows the functions that torch hides from its modes, and refuses to hand work to other threads."""
-    exchanged = [(*entry, _shown) for entry in _HIDDEN] + [(*entry, _refused) for entry in _HANDING_OVER]
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _, _ in exchanged]
-    for owner, name, shown, change in exchanged:
-        setattr(owner, name, change(getattr(owner, name), shown))
+    thread = threading.get_ident()
+    if thread in _in_sight:
+        yield
+        return
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _, _ in _EXCHANGED]
+    for owner, name, shown, change in _EXCHANGED:
+        setattr(owner, name, _stand_in(owner, name, shown, change))
+    _in_sight.add(thread)
     try:
         yield
     finally:
+        _in_sight.remove(thread)
         for owner, name, own in before:
             if own is None:  # inherited
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+
+def _stand_in(owner: Any, name: str, shown: str, change: Callable[..., Any]) -> Any:
+    """What takes the place of a function; the same one each time, unless somebody else exchanged it."""
+    found = getattr(owner, name)
+    known = _stand_ins.get((owner, name))
+    if known is None or known[0] is not found:
+        known = _stand_ins[owner, name] = found, change(found, shown)
+    return known[1]

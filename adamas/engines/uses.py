@@ -65,6 +65,8 @@ def linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed
     weight = w.detach().t() if transposed else w.detach()
     keeps = None if row_map is None else lambda x, y: True
     result: Tensor = _apply(functions.Linear, x, weight, _detached(b), recorder.anchor, put, keeps)
+    if (b is None or b.dim() == 1) and not recorder.has_numbers(x):  # all axes but the last stay
+        recorder.set_mark(result, place)
     return result
 
 
