@@ -115,8 +115,10 @@ def _horner(coefficients: tuple[np.float32, ...], x: Array) -> Array:
     return total
 
 
-def add(out: Array, key: Array, std: np.float32, first: int, far: Array) -> int:
+def add(out: Array, key: Array, std: np.float32 | Array, first: int, far: Array) -> int:
     """Adds `std` times the values of the groups from `first` on to a flat float32 array.
+
+    `std` may have a factor for each value.
 
     Those beyond `TAIL` are left out. Their places are written to `far`, as i, or -1 - i for a negative one,
     and the number of them is returned. If there are more than `far` is long, the others are added.
@@ -125,7 +127,7 @@ def add(out: Array, key: Array, std: np.float32, first: int, far: Array) -> int:
     return add_but_far(out, normals(uniform), std, far)
 
 
-def add_but_far(out: Array, values: Array, std: float | np.float32, far: Array) -> int:
+def add_but_far(out: Array, values: Array, std: float | np.float32 | Array, far: Array) -> int:
     """Adds `std` times as many of the values as there is room for, but for those beyond `TAIL`; see `add`."""
     values = values.reshape(-1)[: len(out)]
     places = np.flatnonzero(np.abs(values) > TAIL)[: len(far)]

@@ -109,23 +109,46 @@ def words(key: Array, first: int, out: Array) -> None:
 
 
 @compiled
+def _group(
+    values: Array, uniform: Array, key: Array, group: int, start: int, count: int, far: Array, found: int
+) -> int:
+    """The values of a group; of the first `count`, those beyond the tail's beginning are 0, and in `far`."""
+    _one_group(uniform, key, group)
+    least = _transform(uniform.reshape(GROUP), values)
+    if least < _NEAR_TAIL:
+        for i in range(count):
+            if np.abs(values[i]) > _TAIL and found < len(far):
+                far[found] = start + i if values[i] > 0 else -1 - (start + i)
+                values[i] = 0
+                found += 1
+    return found
+
+
+@compiled
 def add(out: Array, key: Array, std: np.float32, first: int, far: Array) -> int:
     """See `_normals.add`."""
     uniform = np.empty((16, LANES), np.uint32)
     values = np.empty(GROUP, np.float32)
     found = 0
     for start in range(0, len(out), GROUP):
-        _one_group(uniform, key, first + start // GROUP)
-        least = _transform(uniform.reshape(GROUP), values)
         part = out[start : start + GROUP]
-        if least < _NEAR_TAIL:
-            for i in range(len(part)):
-                if np.abs(values[i]) > _TAIL and found < len(far):
-                    far[found] = start + i if values[i] > 0 else -1 - (start + i)
-                    values[i] = 0
-                    found += 1
+        found = _group(values, uniform, key, first + start // GROUP, start, len(part), far, found)
         for i in range(len(part)):
             part[i] += std * values[i]
+    return found
+
+
+@compiled
+def add_scaled(out: Array, key: Array, std: Array, first: int, far: Array) -> int:
+    """The same with a factor for each value."""
+    uniform = np.empty((16, LANES), np.uint32)
+    values = np.empty(GROUP, np.float32)
+    found = 0
+    for start in range(0, len(out), GROUP):
+        part, factors = out[start : start + GROUP], std[start : start + GROUP]
+        found = _group(values, uniform, key, first + start // GROUP, start, len(part), far, found)
+        for i in range(len(part)):
+            part[i] += factors[i] * values[i]
     return found
 
 
@@ -135,6 +158,7 @@ def available() -> bool:
     try:
         f, u, i = numba.float32, numba.uint32, numba.int64
         add.compile((f[::1], u[::1], f, i, i[::1]))
+        add_scaled.compile((f[::1], u[::1], f[::1], i, i[::1]))
         words.compile((u[::1], i, u[:, :, ::1]))
         return _agree()
     except Exception:  # whatever it is, noise can be made without
@@ -143,11 +167,14 @@ def available() -> bool:
 
 def _agree() -> bool:
     key = np.arange(1, 9, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    results = []
-    for draw in (add, _normals.add):
-        out, far = np.linspace(-1, 1, 16 * GROUP - 7, dtype=np.float32), np.zeros(8, dtype=np.int64)
-        found = draw(out, key, np.float32(0.7), (1 << 26) - 3, far)  # the counter's high word changes
-        results.append((out.tobytes(), found, far.tobytes()))
+    size = 16 * GROUP - 7
+    pairs = [(add, np.float32(0.7)), (add_scaled, np.linspace(0.5, 2, size, dtype=np.float32))]
+    results: list[list[object]] = [[], []]
+    for kernel, std in pairs:
+        for draw, result in zip((kernel, _normals.add), results, strict=True):
+            out, far = np.linspace(-1, 1, size, dtype=np.float32), np.zeros(8, dtype=np.int64)
+            found = draw(out, key, std, (1 << 26) - 3, far)  # the counter's high word changes
+            result += [out.tobytes(), found, far.tobytes()]
     uniform = np.empty((3, 16, LANES), dtype=np.uint32)
     words(key, 5, uniform)
     return results[0] == results[1] and np.array_equal(uniform, _normals.words(key, 5 * LANES, 3))

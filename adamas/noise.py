@@ -171,14 +171,10 @@ class GaussianNoise:
         def work(block: int) -> None:
             part = values[block * _BLOCK : (block + 1) * _BLOCK]
             far = np.empty(_FAR, dtype=np.int64)
-            drawn, factor = (part, std) if scales is None else (np.zeros_like(part), 1.0)
-            found = add(drawn, words, factor, block, far)
+            each = std if scales is None else scales.times(std, block * _BLOCK, len(part))
+            found = add(part, words, each, block, far)
             if found:
-                _add_tail(drawn, factor, far[:found], self.seed.generator("tail", draw, *key, block))
-            if scales is not None:
-                drawn *= part.dtype.type(std)
-                scales.multiply_(drawn, block * _BLOCK)
-                part += drawn
+                _add_tail(part, each, far[:found], self.seed.generator("tail", draw, *key, block))
 
         share_blocks(-(-len(values) // _BLOCK), work)
         return out
@@ -201,23 +197,26 @@ class _Scales:
 
     def __init__(self, parts: Iterable[Tensor], scales: Iterable[Value]) -> None:
         self._each: list[tuple[int, int, Any]] = []
+        self._dtype: Any = None
         start = 0
         for part, scale in zip(parts, scales, strict=True):
+            each: Any = scale
             if isinstance(scale, Tensor):
-                scale = scale.detach().to(part.dtype)
-                flat = scale.reshape(-1).numpy() if scale.dim() else scale.item()
-            else:
-                flat = scale
-            self._each.append((start, start + part.numel(), flat))
+                values = scale.detach().to(part.dtype)
+                each = values.reshape(-1).numpy() if values.dim() else values.item()
+            self._each.append((start, start + part.numel(), each))
+            self._dtype = np.float64 if part.dtype == torch.float64 else np.float32
             start += part.numel()
 
-    def multiply_(self, values: np.ndarray, place: int) -> None:
-        """Multiplies the values of the buffer from a place on by their scales, in place."""
+    def times(self, std: float, place: int, count: int) -> np.ndarray:
+        """Multiplies `count` scales from a place on by a number."""
+        result = np.empty(count, dtype=self._dtype)
         for start, stop, scale in self._each:
-            first, last = max(start, place), min(stop, place + len(values))
+            first, last = max(start, place), min(stop, place + count)
             if first < last:
                 of_part = scale[first - start : last - start] if isinstance(scale, np.ndarray) else scale
-                values[first - place : last - place] *= of_part
+                np.multiply(of_part, std, out=result[first - place : last - place])
+        return result
 
 
 def _on_cpu(t: Tensor) -> bool:
@@ -238,13 +237,16 @@ def add_centre_(mean: Tensor, centre: Value | None, share: float) -> Tensor:
     return mean if centre is None else mean.add_(centre, alpha=1 - share)
 
 
-def _add(out: np.ndarray, key: np.ndarray, std: float, block: int, far: np.ndarray) -> int:
+def _add(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:
     """Adds a block's values, see `_normals.add`."""
-    source = _normals_kernel if _normals_kernel.available() else _normals
-    return source.add(out, key, np.float32(std), block * (_BLOCK // _normals.GROUP), far)  # type: ignore[no-any-return]
+    add: Any = _normals.add
+    if _normals_kernel.available():
+        add = _normals_kernel.add_scaled if isinstance(std, np.ndarray) else _normals_kernel.add
+    each = std if isinstance(std, np.ndarray) else np.float32(std)
+    return add(out, key, each, block * (_BLOCK // _normals.GROUP), far)  # type: ignore[no-any-return]
 
 
-def _add64(out: np.ndarray, key: np.ndarray, std: float, block: int, far: np.ndarray) -> int:
+def _add64(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:
     """The same in float64."""
     size = _normals.GROUP64
     first, groups = block * (_BLOCK // size), -(-len(out) // size)
@@ -256,7 +258,9 @@ def _add64(out: np.ndarray, key: np.ndarray, std: float, block: int, far: np.nda
     return _normals.add_but_far(out, _normals.normals64(words), std, far)
 
 
-def _add_tail(out: np.ndarray, std: float, far: np.ndarray, generator: np.random.Generator) -> None:
+def _add_tail(
+    out: np.ndarray, std: float | np.ndarray, far: np.ndarray, generator: np.random.Generator
+) -> None:
     """Adds values beyond the tail's beginning, from the exact tail of the normal density, at some places."""
     for place in far.tolist():
         while True:  # Marsaglia (1964): exponential in the square, then accepted
@@ -264,7 +268,6 @@ def _add_tail(out: np.ndarray, std: float, far: np.ndarray, generator: np.random
             x = math.sqrt(_normals.TAIL**2 - 2 * math.log(u))
             if v * x <= _normals.TAIL:
                 break
-        if place >= 0:
-            out[place] += x * std
-        else:
-            out[-1 - place] -= x * std
+        index = place if place >= 0 else -1 - place
+        factor = std[index] if isinstance(std, np.ndarray) else std
+        out[index] += x * factor if place >= 0 else -x * factor

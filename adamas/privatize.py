@@ -187,7 +187,7 @@ def privatize(
     variance: dict[Tensor, Value] = {}
     for p, s in geometry.scale.items():
         if isinstance(s, Tensor):
-            variance[p] = (s * std).square_()
+            variance[p] = torch.addcmul(s.new_zeros(()), s, s, value=std * std)  # in one pass over memory
         else:
             variance[p] = (s * std) ** 2 if std > 0 else 0.0  # an infinite scale has no noise
     return PrivateGradient(mean, variance)

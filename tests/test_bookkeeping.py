@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from adamas import Geometry, UnsupportedError
+from adamas import Geometry, UnsupportedError, _sums_kernel, _threads
 from adamas.engines import Bookkeeping, trainable_parameters
 from adamas.engines import norms as norms_module
 from adamas.engines.convolution import Convolution
@@ -1665,3 +1666,22 @@ def test_chunks_and_layer_norm_are_exact_on_any_number_of_threads(threads):
         assert_exact(images, (torch.randn(B, 2, 5, 5).double(), torch.rand(B).double()))
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_of_our_own_start_within_a_backward(monkeypatch):
+    """Norms that are taken on the way may be the first work that the pool gets."""
+    torch.set_num_threads(2)
+    _threads._workers.cache_clear()
+    model = nn.Conv2d(3, 8, 3)
+    x = torch.randn(50, 3, 8, 8)
+    monkeypatch.setattr(_sums_kernel, "_LEAST_SHARE", 1)  # any number of values is worth a second thread
+    geometry = Geometry({}, {p: torch.rand(p.shape) + 0.5 for p in model.parameters()})
+
+    def squares(model, batch):
+        return model(batch).square().flatten(1).sum(1)
+
+    started = threading.active_count()
+    norms = Bookkeeping(model, squares, x).norms(geometry)
+    assert threading.active_count() > started
+    torch.set_num_threads(1)
+    torch.testing.assert_close(Bookkeeping(model, squares, x).norms(geometry), norms)

@@ -91,15 +91,17 @@ def test_the_kernel_is_in_use():
 
 
 @needs_numba
-def test_the_kernel_gives_the_same_bits_near_and_far():
+@pytest.mark.parametrize("kernel", ["add", "add_scaled"])
+def test_the_kernel_gives_the_same_bits_near_and_far(kernel):
     """Of 8 million values about 4.8 are beyond 5 standard deviations, none with probability 1%."""
     found = []
     for first in range(0, 8192, 1024):
         results = []
-        for draw in (_normals_kernel.add, _normals.add):
+        for draw in (getattr(_normals_kernel, kernel), _normals.add):
             out = np.linspace(-1, 1, 1024 * GROUP - 5, dtype=np.float32)
             far = np.zeros(16, dtype=np.int64)
-            count = draw(out, KEY, np.float32(0.3), first, far)
+            std = np.float32(0.3) if kernel == "add" else np.linspace(1, 2, len(out), dtype=np.float32)
+            count = draw(out, KEY, std, first, far)
             results.append((out, far[:count]))
         (out, far), (expected, places) = results
         assert out.tobytes() == expected.tobytes()

@@ -151,7 +151,7 @@ def _refused(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 _OWN_THREADS = "adamas._threads"
-_STANDARD = ("concurrent.", "threading", "multiprocessing.")
+_STANDARD = ("concurrent.", "threading", "multiprocessing.", __name__)  # whoever called these is asked for
 _HIDDEN: list[tuple[Any, str, str]] = [
     (torch, "from_numpy", "from_numpy"),
     (torch, "frombuffer", "frombuffer"),
