@@ -51,11 +51,12 @@ class Geometry:
     center: Mapping[Tensor, Value] | None
     scale: Mapping[Tensor, Value]
     _center_squares: dict[Tensor, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _least_scales: dict[Tensor, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for p, s in self.scale.items():
             check_real(p)
-            _check_scale(p, s)
+            self._least_scales[p] = _checked_scale(p, s)
         for p, c in (self.center or {}).items():
             if p not in self.scale:
                 raise ValueError("Expected the centre's parameters to be among the scale's.")
@@ -89,6 +90,10 @@ class Geometry:
                 whitened = torch.tensor(whitened, dtype=torch.float64)
             known[p] = float(squared_norms(whitened.expand(1, *p.shape)))
         return known[p]
+
+    def least_scale(self, p: Tensor) -> float:
+        """The smallest scale of a coordinate of one parameter."""
+        return self._least_scales[p]
 
     def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:
         """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
@@ -128,16 +133,19 @@ def _is_finite(value: Value) -> bool:
     return math.isfinite(value)
 
 
-def _check_scale(p: Tensor, s: Value) -> None:
-    if isinstance(s, Tensor):
-        if s.dim() and s.shape != p.shape:
-            raise ValueError(f"Expected a scale of shape {tuple(p.shape)}, got {tuple(s.shape)}.")
-        if s.numel():
-            low, high = s.aminmax()  # NaN propagates to both
-            if not (low > 0 and high < math.inf):
-                raise ValueError(
-                    f"Expected a geometry's scale to be finite and > 0, found values from {low:g} to "
-                    f"{high:g}."
-                )
-    elif not (torch.finfo(p.dtype).tiny <= s <= torch.finfo(p.dtype).max or s == math.inf):
-        raise ValueError(f"Expected a geometry's scale={s!r} > 0, within the numbers of {p.dtype}.")
+def _checked_scale(p: Tensor, s: Value) -> float:
+    """Returns the smallest value of a scale; raises if the scale cannot divide."""
+    if not isinstance(s, Tensor):
+        if not (torch.finfo(p.dtype).tiny <= s <= torch.finfo(p.dtype).max or s == math.inf):
+            raise ValueError(f"Expected a geometry's scale={s!r} > 0, within the numbers of {p.dtype}.")
+        return s
+    if s.dim() and s.shape != p.shape:
+        raise ValueError(f"Expected a scale of shape {tuple(p.shape)}, got {tuple(s.shape)}.")
+    if not s.numel():
+        return math.inf
+    low, high = map(float, s.aminmax())  # NaN propagates to both
+    if not (low > 0 and high < math.inf):
+        raise ValueError(
+            f"Expected a geometry's scale to be finite and > 0, found values from {low:g} to {high:g}."
+        )
+    return low

@@ -82,7 +82,7 @@ def _with_norms(
     record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
     # Where gradients are kept, the norm is that of what is summed, term by term or not.
-    terms = None if keep else record.terms(geometry.scale[w] if known else 1.0)
+    terms = None if keep else record.terms(geometry.least_scale(w) if known else 1.0)
     if known:
         squares = Squares(torch.cat(taken), None, terms, record.dtype)
         result.whitened = certified(squares, [result], w, geometry)
