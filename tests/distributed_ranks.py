@@ -287,9 +287,9 @@ def used_keys(rank, folder):
     used = []
     original = GaussianNoise.add_normal_
 
-    def seen(self, out, std=1.0, key=()):
+    def seen(self, out, std=1.0, key=(), **options):
         used.append([self.draws, *key, std, out.double().numpy().tobytes().hex()])
-        return original(self, out, std, key)
+        return original(self, out, std, key, **options)
 
     GaussianNoise.add_normal_ = seen
     try:

@@ -199,7 +199,7 @@ def test_a_geometry_that_is_wrong_after_some_steps_is_seen(monkeypatch):
 def test_noise_of_another_variance_is_seen(monkeypatch, factor):
     original = GaussianNoise.add_normal_
     monkeypatch.setattr(
-        GaussianNoise, "add_normal_", lambda self, out, std=1.0: original(self, out, std * factor)
+        GaussianNoise, "add_normal_", lambda self, out, std, *rest: original(self, out, std * factor, *rest)
     )
     assert look("noise variance as stated", maker())[0] == FAIL
 
@@ -218,9 +218,9 @@ def test_noise_that_shrinks_with_the_batch_is_seen(monkeypatch):
 def test_noise_that_is_repeated_is_seen(monkeypatch):
     original = GaussianNoise.add_normal_
 
-    def repeated(self, out, std=1.0):
+    def repeated(self, out, *rest):
         self.draws = 0
-        return original(self, out, std)
+        return original(self, out, *rest)
 
     monkeypatch.setattr(GaussianNoise, "add_normal_", repeated)
     assert look("noise variance as stated", maker(seed=0))[0] == FAIL
@@ -229,8 +229,8 @@ def test_noise_that_is_repeated_is_seen(monkeypatch):
 def test_noise_that_coordinates_share_is_seen(monkeypatch):
     original = GaussianNoise.add_normal_
 
-    def shared(self, out, std=1.0):
-        return out.add_(original(self, torch.zeros(1), std))
+    def shared(self, out, *rest):
+        return out.add_(original(self, torch.zeros(1), *rest))
 
     monkeypatch.setattr(GaussianNoise, "add_normal_", shared)
     assert look("noise variance as stated", maker(seed=0))[0] == FAIL

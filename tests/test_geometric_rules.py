@@ -422,8 +422,9 @@ class GivenNoise(GaussianNoise):
         super().__init__(0)
         self.values = values
 
-    def add_normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
-        return out.add_((self.values * std).view(out.shape))
+    def add_normal_(self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = (), scales=None) -> Tensor:
+        each = std if scales is None else torch.from_numpy(scales.times(std, 0, out.numel()))
+        return out.add_((self.values * each).view(out.shape))
 
 
 @one_of_each

@@ -42,10 +42,10 @@ def keys(monkeypatch):
     used = {}
     original = GaussianNoise.add_normal_
 
-    def seen(self, out, std=1.0, key=()):
+    def seen(self, out, std=1.0, key=(), **options):
         name = (self.seed.words("noise", self.draws, *key, count=8).tobytes(), out.numel())
         used.setdefault(name, []).append((std, out.double().numpy().tobytes()))
-        return original(self, out, std, key)
+        return original(self, out, std, key, **options)
 
     monkeypatch.setattr(GaussianNoise, "add_normal_", seen)
     return used
