@@ -138,6 +138,9 @@ class Tracker(TorchFunctionMode):
     def mark(self, t: Tensor) -> Mark | None:
         """Returns what is known of a tensor; None for a constant and for a weight."""
         known: Any = t.__dict__.get(MARK)
+        if known is not None and known.owner is self.unit:
+            mark: Mark = known
+            return mark
         if known is None or known is CONSTANT:
             if id(t) in self.tracked:
                 return None
@@ -150,10 +153,7 @@ class Tracker(TorchFunctionMode):
             if known is None:
                 self._check_known(t)
             return None
-        if known.owner is not self.unit:
-            return Mark(self.unit, None, "a tensor of an earlier step is used again")
-        mark: Mark = known
-        return mark
+        return Mark(self.unit, None, "a tensor of an earlier step is used again")
 
     def set_mark(self, t: Tensor, found: Place | Mark | None) -> None:
         """Notes what is known of a tensor."""
@@ -200,7 +200,9 @@ class Tracker(TorchFunctionMode):
         """Tells whether a tensor may hold something that differs from example to example."""
         if id(t) in self.tracked:
             return False
-        mark = self.mark(t)
+        mark = t.__dict__.get(MARK)
+        if mark is None or mark.owner is not self.unit:
+            mark = self.mark(t)
         return mark is not None and not mark.made
 
     def place(self, t: Tensor) -> Place:
@@ -326,7 +328,9 @@ class Tracker(TorchFunctionMode):
         if func in TAKES_MIXED:
             return
         for t in tensors:
-            mark = self.mark(t)
+            mark = t.__dict__.get(MARK)
+            if mark is None or mark.owner is not self.unit:
+                mark = self.mark(t)
             if mark is not None and mark.why is not None:
                 raise Mixing(mark.why)
 
@@ -341,9 +345,12 @@ class Tracker(TorchFunctionMode):
         """Raises if an axis that was found has not as many entries as the examples there."""
         if found is None:
             return
-        tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
-        each = found if isinstance(found, list) else [found] * len(tensors)
-        for t, one in zip(tensors, each, strict=True):
+        if isinstance(result, Tensor):
+            pairs: Any = ((result, found),)
+        else:
+            tensors = tensors_in(result)
+            pairs = zip(tensors, found if isinstance(found, list) else [found] * len(tensors), strict=True)
+        for t, one in pairs:
             place = one.place if isinstance(one, Mark) else one
             if place is None:
                 continue
