@@ -1,16 +1,17 @@
 """Adaptive optimizers for differentially private training in PyTorch, with a true epsilon."""
 
-from adamas import calibrate, diagnostics, distributed, engines, finetune, rules, sampling, theory
+from adamas import diagnostics, distributed, engines, finetune, rules, sampling, theory
 from adamas._version import __version__
-from adamas.checkpoint import load
+from adamas.accounting import calibrate
+from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.ledger import Ledger
 from adamas.clip import clipped_sum
-from adamas.data_ledger import DataLedger
 from adamas.errors import BudgetError, DistributedError, UnsupportedError
 from adamas.geometry import Geometry
-from adamas.ledger import Ledger
 from adamas.privatize import PrivateGradient
-from adamas.run import PrivateRun
-from adamas.training import make_private
+from adamas.run.checkpoint import load
+from adamas.run.loop import PrivateRun
+from adamas.run.make import make_private
 
 __all__ = [
     "BudgetError",

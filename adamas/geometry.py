@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from adamas._sums import squared_norms
+from adamas._numerics.sums import squared_norms
 from adamas.errors import UnsupportedError
 
 Value: TypeAlias = Tensor | float

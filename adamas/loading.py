@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from adamas import _validate
-from adamas._collate import Apart, Collated, Sizes, is_own
+from adamas._guards.collate import Apart, Collated, Sizes, is_own
 from adamas._nests import check_rows, map_tensors
 from adamas._streams import global_randomness
 from adamas.distributed import rank_place
@@ -147,7 +147,7 @@ class Loader:
     def load(self, indices: np.ndarray, state: int) -> Any:
         """Loads a micro-batch with generators that start at a state.
 
-        What a collate_fn of the user's does is looked at: see `adamas._collate.Apart`.
+        What a collate_fn of the user's does is looked at: see `adamas._guards.collate.Apart`.
         """
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return self.fetch(indices)

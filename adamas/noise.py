@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adamas import _normals, _normals_kernel
-from adamas._digest import KeyedDigest
+from adamas._numerics import normals as _normals
+from adamas._numerics import normals_kernel as _normals_kernel
+from adamas._numerics.digest import KeyedDigest
+from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
-from adamas._threads import share_blocks
 from adamas.geometry import Geometry, Value
 
 # Values that a thread draws at a time: enough to be worth the call, few enough to spread evenly.
@@ -83,9 +84,9 @@ class GaussianNoise:
     tensor, not on the number of threads. The state to save is one counter (and the seed, if it was
     given). Drawing happens on the CPU; for a parameter on another device the values are copied there.
 
-    The first draw of all compiles a kernel, in a few seconds and once per installation (`adamas._compiled`).
+    The first draw compiles a kernel, in a few seconds and once per installation.
 
-    The values are made of the stream of a cipher (`adamas._normals`), so that none tells anything about
+    The values are made of the stream of a cipher (`_numerics.normals`), so that none tells anything about
     others. But they are floating-point numbers, added in floating-point arithmetic: right for research, and
     open to the attacks on last bits that `adamas.secure_noise` withstands.
 
@@ -116,7 +117,7 @@ class GaussianNoise:
         return other
 
     def identify(self, values: Iterable[Tensor | float]) -> bytes:
-        """See `Noise.identify`, and `adamas._digest`."""
+        """See `Noise.identify`, and `adamas._numerics.digest`."""
         if self.seed.given is None:
             return b""
         if self._digest is None:

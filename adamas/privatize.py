@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.clip import clip_weights
 from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine

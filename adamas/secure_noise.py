@@ -39,8 +39,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
-from adamas._threads import share_blocks
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry, Value
 from adamas.noise import GaussianNoise, refuse_copy

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import rules
-from adamas.journal import Journal, Release
+from adamas.accounting.journal import Journal, Release
 
 
 def entry(folder: Path, count: int) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from adamas import Geometry, PrivateGradient, clipped_sum, rules
-from adamas._sums import squared_norms
+from adamas._numerics.sums import squared_norms
 from adamas.clip import clip_weights
 from adamas.engines import ENGINES, Loop, Stacked
 from adamas.noise import GaussianNoise

@@ -14,8 +14,10 @@ from torch.nn import Parameter
 from torch.utils.data import TensorDataset
 
 import adamas
-from adamas import Geometry, _normals, _normals_kernel, clipped_sum, rules
+from adamas import Geometry, clipped_sum, rules
 from adamas import noise as noise_module
+from adamas._numerics import normals as _normals
+from adamas._numerics import normals_kernel as _normals_kernel
 from adamas.engines import Stacked
 from adamas.noise import _BLOCK, GaussianNoise, _add_tail
 from adamas.privatize import privatize

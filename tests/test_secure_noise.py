@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 
 import adamas
 from adamas import Geometry, _streams, rules, secure_noise
-from adamas._normals import GROUP
+from adamas._numerics.normals import GROUP
 from adamas._streams import SecureGenerator, Seed
 from adamas.cli import app
 from adamas.engines import ENGINES, Stacked
 from adamas.errors import UnsupportedError
-from adamas.experiment import Settings, train_and_save
+from adamas.experiment.training import Settings, train_and_save
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from adamas.rules import RULES

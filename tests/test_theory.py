@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import adam_family
 from torch import nn
 
 from adamas import PrivateGradient, rules, theory
+from tests.reference import adam_family
 
 STEPS = [10, 100, 1000, 10_000]
 TABLE_SETTING = {"noise_multiplier": 0.4, "batch_size": 256, "beta2": 0.999}

@@ -26,14 +26,15 @@ from uuid import uuid4
 
 import dp_accounting
 
-from adamas import _validate, calibrate
+from adamas import _validate
 from adamas._words import bound
-from adamas.budget import Budget, Entries
-from adamas.data_ledger import DataLedger
+from adamas.accounting import calibrate
+from adamas.accounting.budget import Budget, Entries
+from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.journal import Journal, Release
+from adamas.accounting.ledger import Ledger, entries_of
 from adamas.distributed import Ranks, told_by_writer, write_once
 from adamas.errors import BudgetError
-from adamas.journal import Journal, Release
-from adamas.ledger import Ledger, entries_of
 from adamas.sampling import Sampler
 
 

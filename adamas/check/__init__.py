@@ -14,7 +14,6 @@ draws and full_batch load what these look at, measures are what they compare, ba
 
 from adamas import _validate
 from adamas._progress import task_bar
-from adamas._replay import MakeRun
 from adamas.check.accounting import ranks_seeds, releases_recorded
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Check, Replay, Row
 from adamas.check.batches import collated_rows, tensors_only
@@ -27,6 +26,7 @@ from adamas.check.model import (
 )
 from adamas.check.noise import noise_variance, unused_parameters
 from adamas.check.parameters import loss_parameters, real_parameters
+from adamas.check.replay import MakeRun
 from adamas.check.sampling import independence, rate, sizes
 from adamas.check.sensitivity import empty_batch, large_example, nan_example, sensitivity
 from adamas.check.state import frozen_parameters, state

@@ -5,14 +5,14 @@ from itertools import islice
 
 import dp_accounting
 
-from adamas._replay import release_of
 from adamas._words import bound, limit
+from adamas.accounting.ledger import ACCOUNTANTS, quiet_accountants
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
+from adamas.check.replay import release_of
 from adamas.errors import DistributedError
-from adamas.ledger import ACCOUNTANTS, quiet_accountants
 from adamas.loading import dataset_length
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 from adamas.sampling import Shuffled, TruncatedPoisson
 
 _STEPS = 3

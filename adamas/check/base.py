@@ -12,12 +12,12 @@ import numpy as np
 from torch.utils.data import Dataset, TensorDataset
 
 from adamas._nests import named_tensors
-from adamas._replay import MakeRun, examples_of, fresh_run
 from adamas.check.draws import loaded_batches
 from adamas.check.full_batch import FullBatch, full_batch, spread
 from adamas.check.measures import agree, losses, same
+from adamas.check.replay import MakeRun, examples_of, fresh_run
 from adamas.loading import dataset_length
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from adamas._collate import check_collate
+from adamas._guards.collate import check_collate
 from adamas._nests import named_leaves, named_tensors
 from adamas._streams import global_randomness
 from adamas.check.base import FAIL, PASS, Outcome, Replay
 from adamas.check.measures import same
 from adamas.loading import dataset_length
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 
 
 def tensors_only(replay: Replay) -> Outcome:

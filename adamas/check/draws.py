@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from adamas.loading import Batch, dataset_length
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 from adamas.sampling import Shuffled
 
 # A rate that is off by 5% is then 10 standard deviations away: 5 for a false alarm, 3 for the power, 2 spare.

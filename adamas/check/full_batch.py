@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from adamas._nests import named_tensors
-from adamas._replay import examples_of, run_geometry
 from adamas.check.measures import losses
+from adamas.check.replay import examples_of, run_geometry
 from adamas.engines import ENGINES
 from adamas.loading import dataset_length
-from adamas.run import PrivateRun, model_randomness
+from adamas.run.loop import PrivateRun, model_randomness
 from adamas.sampling import Sampler, Shuffled, TruncatedPoisson
 
 LARGEST = 512

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adamas.engines import trainable_parameters
-from adamas.run import PrivateRun, model_randomness
+from adamas.run.loop import PrivateRun, model_randomness
 
 # Of the longest gradient of several: rounding is not measured against what is shorter.
 _SHORTEST = 1e-3

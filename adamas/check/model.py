@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from adamas._nests import map_tensors
-from adamas._replay import examples_of, run_geometry
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import agree, apart, gradients, length, losses, relative, tolerance
+from adamas.check.replay import examples_of, run_geometry
 from adamas.engines import ENGINES
-from adamas.run import PrivateRun, model_randomness
+from adamas.run.loop import PrivateRun, model_randomness
 
 
 def mixed_examples(replay: Replay) -> Outcome:

@@ -7,11 +7,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from adamas._replay import examples_of, release_of, run_geometry, silenced, whitened_sums
 from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import gradients
+from adamas.check.replay import examples_of, release_of, run_geometry, silenced, whitened_sums
 from adamas.engines import trainable_parameters
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 
 # Of noise, in all: a variance that is off by 12% is then seen in every other case.
 _LEAST_VALUES = 4096

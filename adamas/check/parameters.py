@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from adamas._nests import named_tensors
-from adamas._replay import examples_of
 from adamas.check.base import FAIL, PASS, Outcome, Replay
+from adamas.check.replay import examples_of
 from adamas.engines import trainable_parameters
-from adamas.run import model_randomness
+from adamas.run.loop import model_randomness
 
 
 def real_parameters(replay: Replay) -> Outcome:

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from adamas._nests import map_tensors
-from adamas._replay import grid_step, joined, release_of, run_geometry, silenced, whitened_sums
 from adamas._streams import global_randomness
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
+from adamas.check.replay import grid_step, joined, release_of, run_geometry, silenced, whitened_sums
 from adamas.engines import Loss
 from adamas.loading import Loader, dataset_length
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 
 _AMPLIFIED = 1e4  # makes nearly every gradient one that must be clipped
 _COARSE = 1e-5  # sums of two batches of types with less than this are compared by shapes that are the same

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from adamas._replay import examples_of, release_of
-from adamas._state import Snapshot
+from adamas._guards.state import Snapshot
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, STEPS, Outcome, Replay
 from adamas.check.measures import losses, same
+from adamas.check.replay import examples_of, release_of
 
 _SIZES = (1, 2, 3, 5, 8)
 _RELEASES = 4

@@ -14,9 +14,9 @@ from rich.table import Table
 
 import adamas
 from adamas._words import rounded_up
+from adamas.accounting.ledger import ACCOUNTANTS
 from adamas.data import DATASETS
 from adamas.engines import ENGINES
-from adamas.ledger import ACCOUNTANTS
 from adamas.models import MODELS
 
 app = typer.Typer(

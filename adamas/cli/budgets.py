@@ -68,8 +68,8 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Try hyperparameters within one budget, and say how the choice was paid for."""
-    from adamas import sweep as sweeping
-    from adamas.experiment import Settings
+    from adamas.experiment import sweep as sweeping
+    from adamas.experiment.training import Settings
 
     settings = Settings(
         data=data,
@@ -132,7 +132,7 @@ def create(
     accountant: Accountant = "pld",
 ) -> None:
     """Make the ledger of a data set, with a budget for all runs on it."""
-    from adamas.data_ledger import DataLedger
+    from adamas.accounting.data_ledger import DataLedger
 
     DataLedger.create(path, epsilon=epsilon, delta=delta, accountant=accountant)
     print(f"{path}: a budget of epsilon {limit(epsilon)} at delta {delta:g}, nothing spent.")
@@ -141,7 +141,7 @@ def create(
 @ledger.command()
 def show(path: LedgerPath, as_json: Json = False) -> None:
     """Show what was spent of a data set's budget, and by which runs."""
-    from adamas.data_ledger import DataLedger
+    from adamas.accounting.data_ledger import DataLedger
 
     found = DataLedger(path)
     accounts = found.spendings()

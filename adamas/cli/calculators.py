@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adamas import calibrate
+from adamas.accounting import calibrate
 from adamas.cli.app import Accountant, Delta, Json, app, print_json, shown_bound
 
 Rate = Annotated[float | None, typer.Option(help="Sampling rate; or give --batch-size and --dataset-size.")]

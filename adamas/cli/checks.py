@@ -60,7 +60,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack a run of your own with canaries: a lower bound on its epsilon, beside what it claims."""
-    from adamas.audit import audit
+    from adamas.audit.one_run import audit
 
     result = audit(
         loaded_function(function),

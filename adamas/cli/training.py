@@ -101,7 +101,7 @@ def train(
 ) -> None:
     """Train a private model and write its result, weights and ledger."""
     # The import is late so that the calculators start without it.
-    from adamas.experiment import RESULT, Settings, train_and_save
+    from adamas.experiment.training import RESULT, Settings, train_and_save
 
     settings = Settings(
         data=data,
@@ -179,7 +179,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show which function uses each parameter, how its norms are taken, its share of time and memory."""
-    from adamas.experiment import Settings, private_run, task
+    from adamas.experiment.training import Settings, private_run, task
 
     settings = Settings(
         data=data,

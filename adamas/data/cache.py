@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from adamas._files import remove_unfinished, replace_file
+from adamas._storage.files import remove_unfinished, replace_file
 
 try:
     import fcntl

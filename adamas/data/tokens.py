@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from adamas import _validate
-from adamas._archive import write_tensors
+from adamas._storage.archive import write_tensors
 from adamas.data.cache import cache_folder, write_whole
 from adamas.data.extras import optional
 from adamas.data.minilm import TOKENIZER_SHA256, minilm_files

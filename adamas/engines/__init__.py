@@ -11,7 +11,7 @@ of the per-example gradients is ever needed, so an engine need not hold them.
 """
 
 from adamas.engines.base import Engine, EngineFactory, Loss, trainable_parameters
-from adamas.engines.bookkeeping import Bookkeeping
+from adamas.engines.bookkeeping.engine import Bookkeeping
 from adamas.engines.loop import Loop
 from adamas.engines.stacked import Stacked
 from adamas.engines.vmap import Vmap

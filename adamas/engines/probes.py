@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from adamas._guards.state import unchanged
 from adamas._nests import batch_length, map_tensors, named_tensors
-from adamas._state import unchanged
 from adamas.engines.base import Loss, check_losses
 from adamas.engines.leaves import leaves_of, refuse_leaf
 from adamas.errors import UnsupportedError

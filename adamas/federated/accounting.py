@@ -29,7 +29,8 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from adamas import _validate, calibrate, ledger
+from adamas import _validate
+from adamas.accounting import calibrate, ledger
 from adamas.sampling import joint_noise_multiplier
 
 UNITS = ("record", "client")

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from adamas import _validate
-from adamas._rule_state import RuleState
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
+from adamas.accounting.ledger import Ledger
 from adamas.engines import Loss, trainable_parameters
 from adamas.federated.checks import check_arrays
-from adamas.ledger import Ledger
 from adamas.rules.base import Rule
-from adamas.run import PrivateRun
-from adamas.training import make_private
+from adamas.run.loop import PrivateRun
+from adamas.run.make import make_private
+from adamas.run.rule_state import RuleState
 
 Arrays: TypeAlias = dict[str, Tensor]
 """Tensors by name, mostly one for each trainable parameter."""

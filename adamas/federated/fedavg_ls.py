@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.federated.algorithm import Client, Round
 from adamas.federated.fedavg import FedAvg
 from adamas.geometry import Value

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.federated.algorithm import (
     Algorithm,
     Client,

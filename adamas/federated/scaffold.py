@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.federated.algorithm import (
     Algorithm,
     Arrays,

@@ -10,13 +10,13 @@ from torch import nn
 
 from adamas import _validate
 from adamas._streams import Seed
+from adamas.accounting.ledger import Ledger
 from adamas.engines import Stacked, trainable_parameters
 from adamas.errors import UnsupportedError
 from adamas.federated.accounting import Plan
 from adamas.federated.algorithm import Algorithm, Arrays, Records, Round
 from adamas.federated.checks import LARGEST, check_arrays, check_names
 from adamas.geometry import Geometry
-from adamas.ledger import Ledger
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from adamas.sampling import Poisson

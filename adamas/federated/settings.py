@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from adamas import _validate, experiment
+from adamas import _validate
 from adamas._streams import Seed
+from adamas.accounting.ledger import ACCOUNTANTS
 from adamas.engines import ENGINES
+from adamas.experiment import training as experiment
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
 from adamas.federated.checks import read_json
 from adamas.federated.registry import ALGORITHMS
-from adamas.ledger import ACCOUNTANTS
 
 _KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # whose values are checked by type
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from adamas import experiment
 from adamas.data import Data, load
 from adamas.engines import Loss
+from adamas.experiment import training as experiment
 from adamas.federated.blocks import Blocks
 from adamas.federated.partition import dirichlet_partition
 from adamas.federated.settings import FederatedSettings

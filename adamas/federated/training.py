@@ -12,17 +12,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from adamas._archive import read_archive, write_archive, write_tensors
-from adamas._files import own_folder, replace_file, replace_text
+from adamas._storage.archive import read_archive, write_archive, write_tensors
+from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
-from adamas.experiment import accuracy
+from adamas.experiment.training import accuracy
 from adamas.federated.algorithm import Client
 from adamas.federated.server import NoAnswerError, RoundReport, Server
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.simulation import InProcess, Transport, run_rounds
 from adamas.federated.task import Task
-from adamas.run import SEED_WARNING
+from adamas.run.loop import SEED_WARNING
 
 STATE = "state.safetensors"
 _KIND, _VERSION = "federated training", 1  # of that file

@@ -25,7 +25,7 @@ from adamas import _validate
 from adamas.finetune.rows import as_rows, keep_rows, row_weights
 from adamas.finetune.selections import Patterns, matching
 from adamas.rules import SGD
-from adamas.run import PrivateRun, Step
+from adamas.run.loop import PrivateRun, Step
 
 
 def sparta(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adamas.experiment import DIAGNOSTICS, LEDGER, RESULT
+from adamas.experiment.training import DIAGNOSTICS, LEDGER, RESULT
 from adamas.federated.training import ROUNDS
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from adamas._files import replace_text
+from adamas._storage.files import replace_text
 from adamas.reproduce import privacy
 from adamas.reproduce.render import grid, markdown
 from adamas.reproduce.results import Results

@@ -13,14 +13,14 @@ from adamas._version import __version__
 from adamas.data import Data, load
 from adamas.diagnostics import diagnose
 from adamas.errors import UnsupportedError
-from adamas.experiment import Settings, accuracy, private_run, task
+from adamas.experiment.training import Settings, accuracy, private_run, task
 from adamas.federated import Server, run_rounds
 from adamas.federated.server import RoundReport
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import DataTask
 from adamas.federated.training import client_sizes, in_process, make_server
 from adamas.reproduce.results import Line, plain_settings, resolved_options
-from adamas.run import PrivateRun
+from adamas.run.loop import PrivateRun
 
 THREADS = 1
 """Of a run. Sums depend on it in their last bits, so it does not depend on the number of jobs."""

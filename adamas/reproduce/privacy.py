@@ -16,8 +16,8 @@ from typing import Any
 import dp_accounting
 from scipy.optimize import brentq
 
-from adamas import calibrate, ledger
 from adamas._words import limit, rounded_up
+from adamas.accounting import calibrate, ledger
 from adamas.reproduce import graph_accounting
 from adamas.reproduce.privacy_entries import CONVENTIONS, Entry, read_entries
 

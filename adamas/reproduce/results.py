@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from adamas.experiment import Settings
+from adamas.experiment.training import Settings
 from adamas.federated import ALGORITHMS
 from adamas.federated.settings import FederatedSettings
 from adamas.models import MODELS

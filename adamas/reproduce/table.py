@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adamas import _validate
-from adamas.experiment import Settings
+from adamas.experiment.training import Settings
 from adamas.federated.settings import FederatedSettings
 
 # One of each pair is given; a change of one takes the place of the other.

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Moments, Options, Rule, State
 from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation

@@ -9,8 +9,8 @@ import functools
 import numpy as np
 from torch import Tensor
 
-from adamas._compiled import Array, compiled, numba
-from adamas._threads import Call, share_out
+from adamas._numerics.compiled import Array, compiled, numba
+from adamas._numerics.threads import Call, share_out
 from adamas.geometry import Value
 
 # Values that are worth another thread.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import total
+from adamas._numerics.sums import total
 from adamas.geometry import Value
 from adamas.rules._adam_family import AdamFamily, has_loop, kernel
 from adamas.rules._coordinate_scale import CoordinateScale, cached_parts

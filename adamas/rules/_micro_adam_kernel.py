@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adamas._compiled import Array, compiled, numba
-from adamas._threads import share_out
+from adamas._numerics.compiled import Array, compiled, numba
+from adamas._numerics.threads import share_out
 
 # The bits of float32 numbers; as integers, those of magnitudes are in the order of the magnitudes.
 _MAGNITUDE = np.int32(0x7FFFFFFF)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype, total
+from adamas._numerics.sums import accumulation_dtype, total
 from adamas.geometry import Value
 from adamas.rules._coordinate_scale import CoordinateScale, cached_parts, check_bounds
 from adamas.rules.base import Options, Params, State

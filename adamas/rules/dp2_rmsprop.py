@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.geometry import Geometry, Value
 from adamas.rules.base import Options, Params, Rule, State, with_momentum
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from adamas import _validate
+from adamas._numerics.sums import accumulation_dtype
 from adamas._streams import Seed
-from adamas._sums import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules._adam_family import check_common
 from adamas.rules._quantization import Buckets

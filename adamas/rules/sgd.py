@@ -8,7 +8,7 @@ r"""DP-SGD and DP-SGDM (Abadi et al., 2016).
 from torch import Tensor
 
 from adamas import _validate
-from adamas._sums import accumulation_dtype
+from adamas._numerics.sums import accumulation_dtype
 from adamas.geometry import Value
 from adamas.rules.base import Options, Params, Rule, State, with_momentum
 

@@ -10,7 +10,8 @@ noise of each earlier step has in s_t. The printed Phi of the BC update is that 
 from collections.abc import Sequence
 
 import numpy as np
-from reference.adam_family import proposition_3
+
+from tests.reference.adam_family import proposition_3
 
 
 def paper_kappa(t: int, beta: float) -> float:

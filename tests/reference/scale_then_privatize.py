@@ -7,7 +7,8 @@ the sum, so that the mean carries it over B.
 from collections.abc import Sequence
 
 import numpy as np
-from reference.adam_family import proposition_3
+
+from tests.reference.adam_family import proposition_3
 
 
 def scale_then_privatize(

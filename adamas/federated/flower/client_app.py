@@ -14,6 +14,7 @@ import dp_accounting
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from adamas.accounting.ledger import Ledger
 from adamas.federated.algorithm import Algorithm, Client
 from adamas.federated.checks import check_arrays, check_names
 from adamas.federated.flower.messages import pack, packed_arrays, unpacked_arrays
@@ -24,7 +25,6 @@ from adamas.federated.settings import FederatedSettings
 from adamas.federated.simulation import client_seed
 from adamas.federated.task import Task, make_task
 from adamas.federated.training import make_client
-from adamas.ledger import Ledger
 from adamas.sampling import joint_noise_multiplier
 
 FAILED = "Error"

@@ -27,9 +27,9 @@ import dp_accounting
 from adamas import _validate
 from adamas._validate import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
 from adamas._words import bound
+from adamas.accounting.ledger import ACCOUNTANTS, Ledger
 from adamas.federated.checks import check_number, check_whole
 from adamas.federated.settings import FederatedSettings
-from adamas.ledger import ACCOUNTANTS, Ledger
 
 _LIMITS = (
     "accountant",

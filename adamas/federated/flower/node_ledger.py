@@ -16,10 +16,10 @@ from typing import Any
 from filelock import FileLock
 from flwr.app import ConfigRecord, RecordDict
 
-from adamas._files import replace_text
+from adamas._storage.files import replace_text
+from adamas.accounting.ledger import Ledger
 from adamas.federated.checks import read_json
 from adamas.federated.flower.node_config import RefusedError
-from adamas.ledger import Ledger
 
 _STATE = "ledger"
 _TEXT = "json"

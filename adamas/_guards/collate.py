@@ -1,0 +1,394 @@
+"""Does a collate_fn keep the examples of a batch apart?"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import sub
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import default_collate
+
+from adamas._guards.memory import Memory, same_bits
+from adamas._nests import check_rows, map_tensors, named_leaves, named_tensors
+from adamas._streams import generator_state, global_generators, global_randomness, set_generator_state
+from adamas.errors import UnsupportedError
+
+MOST_EXAMPLES = 256
+"""How many examples `check_collate` should get at most, to stay cheap."""
+
+# Batches that are compared, each with a random state of its own: as many of all examples as of a quarter.
+_BATCHES = 8
+# Random states in which one example alone must always give the same.
+_STATES = 64
+
+_MIXED = (
+    "collate_fn mixes the examples of a batch: an example's row of {name} is another one when {case}, "
+    "so that no clipping bounds its influence. Let collate_fn stack the examples in "
+    "their order, padded at the ends of axes by one constant value, and nothing else: no mixing, no repeated "
+    "rows, no statistics over the batch. What changes a single example belongs in the data set's __getitem__."
+)
+_ALONE = "the example is alone in its batch"
+_BESIDE = "other examples are beside it, with the same random values"
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Rows(NamedTuple):
+    """The rows of a part of a batch that is padded.
+
+    Attributes:
+        shapes: How large each row is without padding.
+        left: Whether the padding is at the starts of axes.
+    """
+
+    shapes: list[torch.Size]
+    left: bool
+
+
+Sizes = dict[str, Rows]
+"""What is padded of a batch, by the names of its parts."""
+
+
+class _Loads(Protocol):
+    """What is needed of a loader."""
+
+    dataset: Any
+
+    def compared(self) -> "Apart | None":
+        """The collate_fn, with a look at each batch."""
+
+
+class Collated:
+    """A batch, or why it is refused, and how long its rows are without padding, where they are padded."""
+
+    __slots__ = ("_data", "_refusal", "sizes")
+
+    def __init__(self, data: Any, sizes: Sizes, refusal: UnsupportedError | None = None) -> None:
+        self._data, self.sizes, self._refusal = data, sizes, refusal
+
+    @property
+    def data(self) -> Any:
+        """The batch, for whoever reads it; a worker process must not raise."""
+        if self._refusal is not None:
+            raise self._refusal
+        return self._data
+
+
+class Apart:
+    """A collate_fn of the user's, each batch of which is compared before anybody sees it.
+
+    - Each row must be, bit for bit, what collate_fn makes of its example alone, but for padding by one value
+      at the ends of axes, or at their starts.
+    - A collate_fn that is random for one example cannot be compared so. Half of the examples, another half
+      at each batch, are exchanged for others, under the same random values: the rows of the rest must not
+      change. That is seen only where the exchange leaves the number of draws as it is, and of examples that
+      are not the longest ones.
+    - Nothing that collate_fn reaches may change, but for random generators: it would carry one batch into
+      the next, or into the loss.
+
+    Args:
+        collate: The collate_fn.
+        dataset: The data set, which may keep what it has read.
+    """
+
+    def __init__(self, collate: Collate, dataset: object = None) -> None:
+        self.collate = collate
+        self._dataset = dataset
+        self._memory: Memory | None = None
+        self._random = False
+        self._pads: dict[str, _Padding] = {}
+        self._turn = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_memory": None}
+
+    def __call__(self, examples: list[Any]) -> Collated:
+        """Collates the examples, in a worker process if there are some."""
+        self._turn += 1
+        try:
+            return self.compare(examples, [self._turn % _bits(len(examples))])
+        except UnsupportedError as error:
+            return Collated(None, {}, error)
+
+    def compare(self, examples: list[Any], bits: Iterable[int]) -> Collated:
+        """Collates the examples, and compares.
+
+        Args:
+            examples: The examples.
+            bits: By which bits of a row's number the examples are halved, if collate_fn is random.
+
+        Raises:
+            UnsupportedError: If a row depends on the other examples, or if something is left behind.
+        """
+        if self._memory is None or not self._memory.renew():
+            roots = {"collate_fn": self.collate}
+            self._memory = Memory(roots, known=[self._dataset], long=False, draws=True)
+        generators = [*global_generators(), *self._memory.generators] if self._random else []
+        before = [generator_state(generator) for generator in generators]
+        together = self._collated(examples)
+        try:
+            check_rows(together, len(examples))
+        except (UnsupportedError, ValueError):
+            return Collated(together, {})  # which nobody accepts
+        after = [generator_state(generator) for generator in generators]
+        self._check_memory()
+        batches = [self._collated([example]) for example in examples] if len(examples) > 1 else [together]
+        alone = [dict(named_leaves(batch)) for batch in batches]
+        if not self._random:
+            for i, name in _differences(together, alone, self._pads):
+                if not _is_random(self.collate, examples[i]):
+                    raise UnsupportedError(_MIXED.format(name=name, case=_ALONE))
+                self._random = True
+                return self.compare(examples, bits)
+        try:
+            for bit in bits if self._random else ():
+                self._exchange(examples, together, alone, bit, generators, before, after)
+        finally:
+            _set_states(generators, after)
+        self._check_memory()
+        return Collated(together, _sizes(together, alone, {} if self._random else self._pads))
+
+    def _collated(self, examples: Sequence[Any]) -> Any:
+        # A collate_fn may take its examples apart: give it containers of its own.
+        return self.collate([copy.copy(e) if isinstance(e, dict | list) else e for e in examples])
+
+    def _check_memory(self) -> None:
+        assert self._memory is not None
+        name = self._memory.change()
+        if name is not None:
+            raise UnsupportedError(
+                f"collate_fn changes {name!r}, by which a batch can reach the next one or the loss, where no "
+                "clipping bounds it. Remove the update; what is computed of the data belongs in the batch."
+            )
+
+    def _exchange(
+        self,
+        examples: list[Any],
+        together: Any,
+        alone: list[dict[str, Any]],
+        bit: int,
+        generators: list[Any],
+        before: list[bytes],
+        after: list[bytes],
+    ) -> None:
+        """Exchanges half of the examples, and then the other half, and looks at the rows of the rest."""
+        longest = _longest(alone)
+        for side in (0, 1):
+            kept = [i for i in range(len(examples)) if i >> bit & 1 == side]
+            if not kept or len(kept) == len(examples):
+                continue
+            stay = sorted({*kept, *longest})
+            others = [
+                examples[i] if i in stay else examples[kept[i % len(kept)]] for i in range(len(examples))
+            ]
+            _set_states(generators, before)
+            beside = self._collated(others)
+            if [generator_state(generator) for generator in generators] != after:
+                continue  # other random values, by examples that draw more or fewer of them
+            rows, theirs = dict(named_tensors(together)), dict(named_tensors(beside))
+            shapes = [{name: x.shape for name, x in tensors.items()} for tensors in (rows, theirs)]
+            if shapes[0] != shapes[1]:
+                continue
+            for name, x in rows.items():
+                if not same_bits(x[stay], theirs[name][stay]):
+                    raise UnsupportedError(_MIXED.format(name=name, case=_BESIDE))
+
+
+def check_collate(loader: _Loads, indices: Sequence[int]) -> None:
+    """Raises if the loader's collate_fn mixes or repeats examples.
+
+    The same as `Apart` does with each batch, on several batches, each with a random state of its own, and of
+    a random collate_fn with enough halves to exchange each example while any other one stays.
+
+    Args:
+        loader: The loader of a run.
+        indices: The examples of the batch that is looked at.
+
+    Raises:
+        UnsupportedError: If a row depends on the other examples.
+    """
+    apart = loader.compared()
+    if apart is None or not len(indices):
+        return
+    examples = [loader.dataset[int(i)] for i in indices]
+    for state in range(_BATCHES):
+        quarter = range(state % 4, len(examples), 4)
+        rows = quarter if state >= _BATCHES // 2 and len(quarter) else range(len(examples))
+        with global_randomness(state):
+            apart.compare([examples[row] for row in rows], range(_bits(len(rows))))
+
+
+def _bits(n: int) -> int:
+    """How many bits tell rows apart."""
+    return max(1, (n - 1).bit_length())
+
+
+def is_own(collate: Collate | None) -> bool:
+    """Whether a collate_fn is the user's, of which nothing is known."""
+    return collate is not None and collate is not default_collate
+
+
+def padded_and_alone(batch: Any, sizes: Sizes, most: int) -> tuple[Any, list[Any]] | None:
+    """Some rows of a padded batch, and each of them alone and without its padding; None if there are none.
+
+    Args:
+        batch: The batch.
+        sizes: How long its rows are without padding.
+        most: How many rows are taken: the one with the most padding, and others over the whole range.
+    """
+    far = padding_of(batch, sizes)
+    rows = sorted((i for i, length in enumerate(far) if length), key=far.__getitem__)
+    if not rows:
+        return None
+    chosen = [rows[-1 - i * (len(rows) - 1) // max(1, most - 1)] for i in range(min(most, len(rows)))]
+    names = [name for name, _ in named_tensors(batch)]
+    alone = []
+    for i in chosen:
+        remaining = iter(names)
+
+        def trimmed(x: Tensor, i: int = i, remaining: Any = remaining) -> Tensor:
+            name = next(remaining)
+            if name not in sizes:
+                return x[i : i + 1]
+            shapes, left = sizes[name]
+            return x[i : i + 1][(slice(None), *(_last if left else _first)(x[i], shapes[i]))]
+
+        alone.append(map_tensors(trimmed, batch))
+    return map_tensors(lambda x: x[chosen], batch), alone
+
+
+def padding_of(batch: Any, sizes: Sizes) -> list[int]:
+    """By how many places each row of a batch is padded, along the axis that is padded most."""
+    tensors = dict(named_tensors(batch))
+    parts = ([_pads(tensors[name], shape) for shape in rows.shapes] for name, rows in sizes.items())
+    return [max(lengths) for lengths in zip(*parts, strict=True)]
+
+
+def _pads(x: Tensor, shape: torch.Size) -> int:
+    return max(map(sub, x.shape[1:], shape), default=0)
+
+
+def _is_left(x: Tensor, shapes: list[torch.Size]) -> bool:
+    """Whether rows are padded at the starts of their axes: what is at the ends is not one value."""
+    rest = torch.cat([row[_outside(row, _first(row, shape))] for row, shape in zip(x, shapes, strict=True)])
+    return bool(len(rest)) and not same_bits(rest, rest[:1].expand_as(rest))
+
+
+def _sizes(together: Any, alone: list[dict[str, Any]], pads: dict[str, "_Padding"]) -> Sizes:
+    """What is padded; the side is looked for where it is not known."""
+    sizes: Sizes = {}
+    for name, x in named_tensors(together):
+        full = x.shape[1:]
+        shapes = [leaves[name].shape[1:] for leaves in alone]
+        if any(shape != full for shape in shapes) and all(len(shape) == len(full) for shape in shapes):
+            shapes = [torch.Size(map(min, shape, full)) for shape in shapes]
+            known = pads[name].left if name in pads else None
+            sizes[name] = Rows(shapes, _is_left(x, shapes) if known is None else known)
+    return sizes
+
+
+def _longest(alone: list[dict[str, Any]]) -> set[int]:
+    """The examples that decide how long a batch is, along each axis of each part."""
+    found: set[int] = set()
+    parts = [[x.shape[1:] for x in leaves.values() if isinstance(x, Tensor)] for leaves in alone]
+    for shapes in zip(*parts, strict=False):
+        for lengths in zip(*shapes, strict=False):
+            if min(lengths) != max(lengths):
+                found.add(lengths.index(max(lengths)))
+    return found
+
+
+def _set_states(generators: list[Any], states: list[bytes]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        set_generator_state(generator, state)
+
+
+def _is_random(collate: Collate, example: Any) -> bool:
+    """Whether collate_fn makes different batches of one example."""
+    apart = Apart(collate)
+
+    def collated(state: int) -> Any:
+        with global_randomness(state):
+            return apart._collated([example])
+
+    first = [dict(named_leaves(collated(0)))]
+    states = range(1, _STATES)
+    return any(next(_differences(collated(state), first, {}), None) is not None for state in states)
+
+
+def _differences(
+    together: Any, alone: list[dict[str, Any]], pads: dict[str, "_Padding"]
+) -> Iterator[tuple[int, str]]:
+    """Rows of the batch that are not those of the examples alone, and the names of the parts."""
+    rows = dict(named_leaves(together))
+    for name in dict.fromkeys(name for leaves in (rows, *alone) for name in leaves):
+        a, parts = rows.get(name), [leaves.get(name) for leaves in alone]
+        tensors = [b for b in parts if isinstance(b, Tensor) and b.dim()]
+        if not isinstance(a, Tensor) or len(tensors) < len(parts):
+            yield from ((i, name) for i, b in enumerate(parts) if a is not None or b is not None)
+            continue
+        padding = pads.setdefault(name, _Padding())
+        if not padding.agrees_on_all(a, tensors):
+            yield from ((i, name) for i, b in enumerate(tensors) if not padding.agrees(a[i : i + 1], b))
+
+
+class _Padding:
+    """How a part of the batches is padded, as far as it is known: one value, and one side."""
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+        self.left: bool | None = None
+        """Whether the padding is at the starts of axes; None where nobody could tell."""
+
+    def agrees_on_all(self, a: Tensor, parts: list[Tensor]) -> bool:
+        """Whether all rows are those of the examples alone, stacked, or padded at the ends: in one go."""
+        if any(b.dtype != a.dtype or b.dim() != a.dim() or len(b) != 1 for b in parts):
+            return False
+        shapes = {b.shape for b in parts}
+        if len(shapes) == 1 and next(iter(shapes))[1:] == a.shape[1:]:
+            return same_bits(a, torch.cat(parts))
+        if self._value is None or self.left is not False or len({shape[2:] for shape in shapes}) > 1:
+            return False
+        rows = pad_sequence([b[0] for b in parts], batch_first=True, padding_value=self._value.item())
+        return same_bits(a, rows)
+
+    def agrees(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two batches of one row are equal where they overlap, and the padding elsewhere."""
+        if a.dtype != b.dtype or a.dim() != b.dim() or len(a) != len(b):
+            return False
+        shape = [min(lengths) for lengths in zip(a.shape, b.shape, strict=True)]
+        sides = [
+            left for left in (False, True) if self.left in (None, left) and self._fits(a, b, shape, left)
+        ]
+        if len(sides) == 1:
+            self.left = sides[0]
+        return bool(sides)
+
+    def _fits(self, a: Tensor, b: Tensor, shape: list[int], left: bool) -> bool:
+        overlap = _last if left else _first
+        mine, theirs = overlap(a, shape), overlap(b, shape)
+        rest = torch.cat([a[_outside(a, mine)], b[_outside(b, theirs)]])
+        if not same_bits(a[mine], b[theirs]):
+            return False
+        if len(rest):
+            value = rest[0] if self._value is None else self._value
+            if not same_bits(rest, value.expand_as(rest)):
+                return False
+            self._value = value
+        return True
+
+
+def _first(x: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, length) for length in shape)
+
+
+def _last(x: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(full - length, full) for full, length in zip(x.shape, shape, strict=True))
+
+
+def _outside(x: Tensor, kept: tuple[slice, ...]) -> Tensor:
+    outside = torch.ones(x.shape, dtype=torch.bool)
+    outside[kept] = False
+    return outside

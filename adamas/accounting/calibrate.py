@@ -1,0 +1,233 @@
+"""From a budget to a noise multiplier or a number of steps, and back.
+
+All functions take Poisson sampling with probability `sampling_rate`, `steps` releases of a Gaussian with
+noise multiplier `noise_multiplier`, and add/remove adjacency. Every answer keeps the promise that it was
+asked for: its epsilon was computed, and is at most the target.
+"""
+
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+from scipy.optimize import brentq
+
+from adamas import _validate
+from adamas._words import bound, limit
+from adamas.accounting import ledger
+
+_ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
+_WIDE_BUDGET = 0.1  # a hundred coarse cells
+_LARGEST_STEPS = 2**24
+_LARGEST_EPSILON = 1000.0
+_TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
+
+
+def epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
+    """The epsilon of so many steps.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> round(calibrate.epsilon(
+        ...     noise_multiplier=0.5, sampling_rate=256 / 60000, steps=1175, delta=1e-5), 3)
+        7.479
+    """
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
+    _validate.rate(sampling_rate=sampling_rate)
+    _check_steps(steps)
+    event = _step(noise_multiplier, sampling_rate)
+    return ledger.composed_epsilon([(event, steps)], delta, accountant)
+
+
+def epsilon_curve(
+    *, noise_multiplier: float, sampling_rate: float, steps: int, delta: float, points: int = 32
+) -> np.ndarray:
+    """The epsilon after 1, 2, ..., `steps` steps: see `adamas.accounting.ledger.epsilon_curve`."""
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
+    _validate.rate(sampling_rate=sampling_rate)
+    _check_steps(steps)
+    event = _step(noise_multiplier, sampling_rate)
+    return ledger.epsilon_curve(event, steps, delta, points=points)
+
+
+def noise_multiplier(
+    *, epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "pld"
+) -> float:
+    """The smallest noise multiplier whose epsilon is at most the target, rounded up to 4 decimals.
+
+    From 10 on the rounding is to 5 significant digits.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.noise_multiplier(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=1000)
+        0.8136
+    """
+    _validate.rate(sampling_rate=sampling_rate)
+    _check_steps(steps)
+    return noise_multiplier_for(
+        lambda z: dp_accounting.SelfComposedDpEvent(_step(z, sampling_rate), steps),
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )
+
+
+def noise_multiplier_for(
+    make_event: Callable[[float], dp_accounting.DpEvent],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+    relation: NeighboringRelation = _ADD_REMOVE,
+) -> float:
+    """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
+
+    def cost(z: float, coarse: bool | None) -> float:
+        return ledger.composed_epsilon([(make_event(z), 1)], delta, accountant, relation, coarse=coarse)
+
+    # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
+    return _least_noise_multiplier(
+        cost, epsilon, delta, coarse=accountant == "pld" and epsilon > _WIDE_BUDGET
+    )
+
+
+def least_noise_multiplier(cost: Callable[[float], float], *, epsilon: float, delta: float) -> float:
+    """`noise_multiplier` for whatever has an epsilon, given as a function of the multiplier.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.least_noise_multiplier(lambda z: 10 / z, epsilon=4.0, delta=1e-5)
+        2.5
+    """
+    return _least_noise_multiplier(lambda z, coarse: cost(z), epsilon, delta, coarse=False)
+
+
+def _least_noise_multiplier(
+    cost: Callable[[float, bool | None], float], epsilon: float, delta: float, *, coarse: bool
+) -> float:
+    """The search: with `coarse` the first part of it asks for coarse answers."""
+    _check_budget(epsilon, delta)
+
+    def excess(z: float, coarse: bool | None = None) -> float:
+        """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
+        return min(max(math.log(max(cost(z, coarse), 1e-300) / epsilon), -50.0), 50.0)
+
+    if excess(_LARGEST) > 0:
+        least = cost(_LARGEST, None)
+        raise ValueError(
+            f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
+            f"{_LARGEST:.0f} is not enough: it gives epsilon={bound(least)}. Raise epsilon or delta, "
+            "or make fewer steps."
+        )
+    rough = coarse or None
+    low, high = _bracket(lambda z: excess(z, rough), epsilon, delta)
+    log_z = brentq(lambda x: excess(math.exp(x), rough), math.log(low), math.log(high), xtol=1e-3)
+    # Then the smallest whole tick that keeps the budget.
+    per_unit = _TICKS / 10 ** max(0, math.floor(log_z / math.log(10)))
+    near = math.ceil(math.exp(log_z) * per_unit)
+    low_tick, high_tick = near, near
+    stride = max(1, near // 1000)
+    while excess(high_tick / per_unit) > 0:
+        low_tick, high_tick, stride = high_tick, high_tick + stride, 2 * stride
+    while low_tick == high_tick or (low_tick > 0 and excess(low_tick / per_unit) <= 0):
+        high_tick, low_tick, stride = low_tick, max(0, low_tick - stride), 2 * stride
+    _, ticks = _bisected(lambda tick: excess(tick / per_unit) > 0, low_tick, high_tick)
+    return float(ticks / per_unit)
+
+
+def _bracket(excess: Callable[[float], float], epsilon: float, delta: float) -> tuple[float, float]:
+    """Two noise multipliers, the first one too small and the second one not."""
+    low = high = 1.0
+    factor = 2.0
+    while excess(high) > 0:
+        low, high, factor = high, high * factor, factor**2
+    while low == high or excess(low) <= 0:
+        if low == _LEAST:
+            raise ValueError(
+                f"Expected epsilon={epsilon!r} and delta={delta!r} to need noise, but a multiplier of "
+                f"{_LEAST} would do, and hide no record. Lower delta below the chance that a "
+                "record takes part at all, or lower epsilon."
+            )
+        high, low, factor = low, max(low / factor, _LEAST), factor**2
+    return low, high
+
+
+def steps(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    sampling_rate: float,
+    accountant: str = "pld",
+) -> int:
+    """The largest number of steps whose epsilon is at most the target.
+
+    Example:
+        >>> from adamas import calibrate
+        >>> calibrate.steps(epsilon=8.0, delta=1e-5, noise_multiplier=3.0,
+        ...                 sampling_rate=4096 / 45000, accountant="rdp")
+        2479
+    """
+    _validate.positive(noise_multiplier=noise_multiplier)
+    _validate.noise_multiplier(noise_multiplier=noise_multiplier)
+    _check_budget(epsilon, delta)
+    _validate.rate(sampling_rate=sampling_rate)
+    event = _step(noise_multiplier, sampling_rate)
+
+    def affordable(count: int, coarse: bool | None = None) -> bool:
+        entries = [(event, count)]
+        return ledger.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
+
+    if not affordable(1):
+        raise ValueError(
+            f"Expected epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="
+            f"{noise_multiplier!r} and sampling_rate={sampling_rate!r} it does not. Raise either "
+            "epsilon or noise_multiplier."
+        )
+    low, high = 1, 2
+    while affordable(high, coarse=True):
+        low, high = high, high * 2
+        if high > _LARGEST_STEPS:
+            raise ValueError(f"Expected fewer than {_LARGEST_STEPS} steps to exhaust the budget.")
+    low, high = _bisected(lambda count: affordable(count, coarse=True), low, high)
+    # The fine answer is a little more than the coarse one.
+    stride = max(1, low // 200)
+    while affordable(high):
+        low, high = high, high + stride
+        stride *= 2
+    return _bisected(affordable, low, high)[0]
+
+
+def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
+    """The neighbours (n, n + 1) between `low`, good, and `high`, not good, where it changes."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low, high
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    _validate.positive(epsilon=epsilon)
+    if epsilon > _LARGEST_EPSILON:
+        raise ValueError(f"Expected epsilon={epsilon!r} <= {limit(_LARGEST_EPSILON)}: more promises nothing.")
+    _validate.delta(delta=delta)
+
+
+def _check_steps(steps: int) -> None:
+    _validate.count(steps=steps)
+    if steps > _LARGEST_STEPS:
+        raise ValueError(f"Expected steps={steps!r} <= {_LARGEST_STEPS}, more than any training takes.")
+
+
+def _step(noise_multiplier: float, sampling_rate: float) -> dp_accounting.DpEvent:
+    return dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier))

@@ -1,0 +1,363 @@
+"""What all runs on one data set have spent together: a file that several processes may use at once.
+
+The file is an SQLite data base. A run reserves all that it plans to release before its first release, in one
+transaction that also checks the budget, so that two runs can never count on the same remainder; when it ends
+it gives back what it did not release. A run that dies keeps its reservation. Nothing depends on clocks.
+
+Each process that trains has an account of its own, also where it continues a run that died: it adds what it
+releases itself. So several continuations of one checkpoint add up. Each account has a digest, and a file
+whose bits have changed is refused.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+from dp_accounting import NeighboringRelation
+
+from adamas import _validate
+from adamas._words import bound, limit
+from adamas.accounting import calibrate
+from adamas.accounting.budget import Budget, Entries
+from adamas.accounting.ledger import ACCOUNTANTS, Ledger, composed_epsilon, entries_of
+from adamas.errors import BudgetError
+
+_VERSION = 2
+_SECONDS_TO_WAIT = 60.0  # for another process's transaction
+_DAMAGED = "its digests do not fit its content"
+
+_TABLES = """
+CREATE TABLE budget (
+    version INTEGER, epsilon REAL, delta REAL, accountant TEXT, relation TEXT, accounts INTEGER, digest TEXT
+);
+CREATE TABLE accounts (
+    id TEXT PRIMARY KEY, title TEXT, entries TEXT, finished INTEGER, journal TEXT, digest TEXT
+);
+"""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one process that trained has spent.
+
+    Attributes:
+        id: Of the account.
+        title: What the run says of itself.
+        entries: Its events, with counts: released, or reserved if it has not finished.
+        finished: Whether it has given back what it did not release.
+        journal: Where its run writes releases ahead; None for nowhere.
+    """
+
+    id: str
+    title: str
+    entries: Entries
+    finished: bool
+    journal: str | None = None
+
+
+class DataLedger:
+    """The budget of a data set, and what was spent of it.
+
+    Args:
+        path: A file that `DataLedger.create` made.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is something else, damaged, or of a newer version.
+
+    Example:
+        >>> import tempfile
+        >>> event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = DataLedger.create(f"{folder}/data.ledger", epsilon=3.0, delta=1e-5)
+        ...     _ = ledger.reserve("a", [(event, 1000)], title="the first run")
+        ...     round(ledger.epsilon(), 3), round(ledger.noise_multiplier(sampling_rate=0.01, steps=500), 3)
+        (1.828, 0.789)
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"Expected a ledger in {self.path}, found no file. Make one with `adamas ledger create`."
+            )
+        with self._transaction() as database:
+            found = database.execute("SELECT version FROM budget").fetchone()
+            if found is None or found[0] != _VERSION:
+                raise ValueError(
+                    f"Expected a ledger of version {_VERSION} in {self.path}, found {found and found[0]}. "
+                    "Use the version of adamas that wrote it."
+                )
+            _, epsilon, delta, accountant, relation, _ = _budget(database)
+        self._limit, self._delta, self._accountant = float(epsilon), float(delta), str(accountant)
+        self._relation = NeighboringRelation[relation]
+
+    @property
+    def budget(self) -> float:
+        """The epsilon that all runs together may spend at most."""
+        return self._limit
+
+    @property
+    def delta(self) -> float:
+        """The delta of the budget."""
+        return self._delta
+
+    @property
+    def accountant(self) -> str:
+        """The accountant that epsilon comes from."""
+        return self._accountant
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The neighbouring relation of all runs."""
+        return self._relation
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        epsilon: float,
+        delta: float,
+        accountant: str = "pld",
+        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ) -> "DataLedger":
+        """Makes a ledger with a budget for all runs on a data set.
+
+        Args:
+            path: A file that does not exist yet.
+            epsilon: All runs together spend at most this.
+            delta: At this delta.
+            accountant: A name in `ACCOUNTANTS`.
+            relation: The neighbouring relation of all runs.
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.delta(delta=delta)
+        _validate.one_of(ACCOUNTANTS, accountant=accountant)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.open("x").close()
+        except FileExistsError as error:
+            raise ValueError(
+                f"Expected path={str(path)!r} not to exist: a ledger is never replaced."
+            ) from error
+        database = sqlite3.connect(path)
+        try:
+            with database:
+                database.executescript(_TABLES)
+                row = [_VERSION, float(epsilon), float(delta), accountant, relation.name, 0]
+                database.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row)))
+        finally:
+            database.close()
+        return cls(path)
+
+    def reserve(
+        self,
+        account: str,
+        entries: Entries,
+        *,
+        ahead: tuple[dp_accounting.DpEvent, int] | None = None,
+        at_least: int | None = None,
+        title: str = "",
+        journal: str | None = None,
+    ) -> int:
+        """Writes down what an account will release, in place of its earlier plan.
+
+        Args:
+            account: The account, which is opened if it is new.
+            entries: What must be paid for.
+            ahead: An event, and how many times it is planned beside the entries.
+            at_least: How many of these must be paid for, too; all of them if None.
+            title: What the run says of itself.
+            journal: Where the run writes its releases ahead.
+
+        Returns:
+            How many of the events ahead are paid for.
+
+        Raises:
+            BudgetError: If that and what other accounts have exceed the budget. Nothing is written.
+        """
+        event, wanted = (None, 0) if ahead is None else ahead
+        with self._transaction() as database:
+            accounts = _accounts(database)
+            others = [entry for one in accounts if one.id != account for entry in one.entries]
+            granted = wanted
+
+            def planned(count: int) -> list[tuple[dp_accounting.DpEvent, int]]:
+                return [*entries, (event, count)] if event is not None and count else list(entries)
+
+            cost = self._composed([*others, *planned(granted)])
+            if cost > self.budget and event is not None and at_least is not None and at_least < wanted:
+                budget = Budget(self.budget, self.delta, self.accountant, self.relation)
+                granted = budget.most(event, wanted, others=[*others, *entries])
+                cost = self._composed([*others, *planned(granted)])
+            if cost > self.budget or granted < (wanted if at_least is None else at_least):
+                spent = bound(self._composed(others))
+                raise BudgetError(
+                    f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
+                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
+                    "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
+                    "much), or close open runs."
+                )
+            self._check_kept(accounts, account, planned(granted))
+            _write(database, Account(account, title, planned(granted), False, journal), self.relation)
+        return granted
+
+    def settle(self, account: str, entries: Entries) -> None:
+        """Replaces an account's reservation by what it released.
+
+        Raises:
+            ValueError: If there is no such account, or it has released more.
+        """
+        with self._transaction() as database:
+            accounts = _accounts(database)
+            old = next((one for one in accounts if one.id == account), None)
+            if old is None:
+                raise ValueError(f"Expected an account of {self.path}, got account={account!r}.")
+            self._check_kept(accounts, account, entries)
+            _write(database, replace(old, entries=entries, finished=True), self.relation)
+
+    def _check_kept(self, accounts: list[Account], account: str, entries: Entries) -> None:
+        """Raises if an account that has finished, and so has released what it says, would say less."""
+        for one in accounts:
+            if one.id == account and one.finished and one.entries != entries:
+                had, has = self._composed(one.entries), self._composed(entries)
+                if has < had:
+                    raise ValueError(
+                        f"Expected entries of at least what account={account!r} has released, "
+                        f"epsilon={bound(had)}, got {bound(has)}."
+                    )
+
+    def account(self, account: str) -> Account | None:
+        """Returns an account, or None if it has reserved nothing."""
+        return next((one for one in self.spendings() if one.id == account), None)
+
+    def set_journal(self, account: str, journal: str | None) -> None:
+        """Writes down where the run of an account writes its releases ahead from now on."""
+        with self._transaction() as database:
+            for one in _accounts(database):
+                if one.id == account:
+                    _write(database, replace(one, journal=journal), self.relation)
+
+    def spendings(self) -> list[Account]:
+        """Returns what each account has, in the order of their first reservations."""
+        with self._transaction() as database:
+            return _accounts(database)
+
+    def epsilon(self) -> float:
+        """Returns what all accounts together have spent or reserved."""
+        return self._composed(self._entries())
+
+    def epsilon_of(self, account: Account) -> float:
+        """Returns what one account alone has spent or reserved."""
+        return self._composed(account.entries)
+
+    def noise_multiplier(self, *, sampling_rate: float, steps: int) -> float:
+        """The least noise with which a run of so many Poisson-sampled steps keeps the rest of the budget.
+
+        Raises:
+            BudgetError: If nothing is left.
+        """
+        _validate.rate(sampling_rate=sampling_rate)
+        _validate.count(steps=steps)
+        before = self._entries()
+        spent = self._composed(before)
+        if spent >= self.budget:
+            raise BudgetError(
+                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {bound(spent)} is spent."
+            )
+
+        def planned(z: float) -> dp_accounting.DpEvent:
+            step = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(z))
+            return dp_accounting.ComposedDpEvent(
+                [dp_accounting.SelfComposedDpEvent(event, count) for event, count in [*before, (step, steps)]]
+            )
+
+        return calibrate.noise_multiplier_for(
+            planned,
+            epsilon=self.budget,
+            delta=self.delta,
+            accountant=self.accountant,
+            relation=self.relation,
+        )
+
+    def _entries(self) -> Entries:
+        return [entry for one in self.spendings() for entry in one.entries]
+
+    def _composed(self, entries: Entries) -> float:
+        return composed_epsilon(entries, self.delta, self.accountant, self.relation) if entries else 0.0
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Alone with the file: another process waits."""
+        database = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+            database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if "no such" in str(error):
+                raise ValueError(self._damaged(str(error))) from error
+            raise OSError(f"Cannot use the ledger {self.path}: {error}. Nothing was reserved.") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(self._damaged(str(error))) from error
+        except ValueError as error:
+            if error.args == (_DAMAGED,):
+                raise ValueError(self._damaged(_DAMAGED)) from None
+            raise
+        finally:
+            database.close()
+
+    def _damaged(self, why: str) -> str:
+        return f"Expected {self.path} to be a ledger of adamas, but {why}. Restore the file from a backup."
+
+
+def _accounts(database: sqlite3.Connection) -> list[Account]:
+    rows = database.execute(
+        "SELECT id, title, entries, finished, journal, digest FROM accounts ORDER BY rowid"
+    ).fetchall()
+    if len(rows) != _budget(database)[-1] or any(_digest(row) != digest for *row, digest in rows):
+        raise ValueError(_DAMAGED)
+    return [
+        Account(account, title, entries_of(json.loads(text)), bool(finished), journal)
+        for account, title, text, finished, journal, _ in rows
+    ]
+
+
+def _write(database: sqlite3.Connection, account: Account, relation: NeighboringRelation) -> None:
+    text = json.dumps(Ledger.of(account.entries, relation).state_dict())
+    row = [account.id, account.title, text, int(account.finished), account.journal]
+    database.execute(
+        "INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "title = excluded.title, entries = excluded.entries, finished = excluded.finished, "
+        "journal = excluded.journal, digest = excluded.digest",
+        (*row, _digest(row)),
+    )
+    budget = _budget(database)
+    budget[-1] = database.execute("SELECT COUNT(*) FROM accounts").fetchone()[0]
+    database.execute("UPDATE budget SET accounts = ?, digest = ?", (budget[-1], _digest(budget)))
+
+
+def _budget(database: sqlite3.Connection) -> list[Any]:
+    """Returns version, epsilon, delta, accountant, relation and the number of accounts."""
+    rows = database.execute("SELECT * FROM budget").fetchall()
+    if len(rows) != 1 or _digest(list(rows[0][:-1])) != rows[0][-1]:
+        raise ValueError(_DAMAGED)
+    return list(rows[0][:-1])
+
+
+def _digest(row: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()

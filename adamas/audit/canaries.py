@@ -1,0 +1,244 @@
+"""Canaries in a run: gradients that a privacy audit plants, and watches through the run's own door."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from adamas._nests import map_tensors
+from adamas.check.replay import run_geometry
+from adamas.engines import ENGINES, Engine, EngineFactory, Loss, trainable_parameters
+from adamas.engines.base import empty_sums
+from adamas.geometry import Geometry
+from adamas.loading import Loader, dataset_length
+from adamas.privatize import PrivateGradient
+from adamas.run.loop import PrivateRun
+from adamas.sampling import Shuffled, TruncatedPoisson
+
+_NAME = "canaries"  # of the engine while a run is audited
+_LENGTH = 100.0  # of a canary's whitened gradient, before it is clipped to 1
+_MOST = 1000
+_DELTA_SHARE = 0.05  # m delta, above which the theorem of the audit leaves nothing to see
+
+
+class Canaries:
+    """Canaries in a run: where they are, what they do to a batch, and how much they look as if they were in.
+
+    Args:
+        run: A fresh run, which is changed.
+        count: How many canaries; None for as many as make sense.
+        generator: Draws places, coordinates and coins.
+    """
+
+    def __init__(self, run: PrivateRun, count: int | None, generator: np.random.Generator) -> None:
+        n = dataset_length(run.loader.dataset)
+        params = list(trainable_parameters(run.model).values())
+        sizes = np.cumsum([0, *(p.numel() for p in params)])
+        most = min(n, int(sizes[-1]))
+        if count is None:
+            count = max(1, min(_MOST, n // 2, int(sizes[-1]), int(_DELTA_SHARE / run.delta)))
+        if count > most:
+            raise ValueError(
+                f"Expected canaries={count} <= {most}: each takes the place of one of {n} examples, and one "
+                f"of {sizes[-1]} parameters. Give runs= for more."
+            )
+        self.run, self._engine = run, run.engine
+        self.included = generator.random(count) < 0.5
+        self.scores = np.zeros(count)
+        # -1 for an example, else the number of the canary in its place.
+        self.who = np.full(n, -1)
+        self.who[generator.choice(n, count, replace=False)] = np.arange(count)
+        flat = generator.choice(int(sizes[-1]), count, replace=False)
+        owner = np.searchsorted(sizes, flat, side="right") - 1
+        self._coordinates: dict[Tensor, tuple[Tensor, Tensor]] = {
+            p: (torch.from_numpy(np.flatnonzero(owner == i)), torch.from_numpy(flat[owner == i] - sizes[i]))
+            for i, p in enumerate(params)
+        }
+        self._known = np.zeros(count)
+        self._geometry = _at(run_geometry(run), self._coordinates)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The run trains with the canaries."""
+        old = self.run.loader
+        self.run.loader = Loader(
+            _Numbered(old.dataset, self.who),
+            old.sampler,
+            collate_fn=_NumberedCollate(old),
+            micro_batch_size=old.micro_batch_size,
+            num_workers=old.num_workers,
+            device=old.device,
+        )
+        ENGINES[_NAME], self.run.engine = self._make_engine, _NAME
+        try:
+            yield
+        finally:
+            del ENGINES[_NAME]
+            self.run.loader, self.run.engine = old, self._engine
+
+    def watch(self, release: PrivateGradient) -> None:
+        """Adds what a release tells of each canary: a logarithm of likelihoods, in or out."""
+        sampler, z = self.run.loader.sampler, self.run.noise_multiplier
+        seen = np.zeros(len(self.scores))
+        for p, (numbers, places) in self._coordinates.items():
+            c, s = self._geometry[p]
+            value = release.mean[p].reshape(-1)[places.to(p.device)].double().cpu().numpy()
+            seen[numbers.numpy()] = (value - c) / s * sampler.batch_size
+        seen -= self._known
+        if isinstance(sampler, Shuffled):  # whose batches may be known
+            drawn = self.who[sampler.indices(self.run.steps_done - 1).indices]
+            present = np.zeros(len(self.scores), dtype=bool)
+            present[drawn[drawn >= 0]] = True
+            seen = np.where(present, likelihood_ratio(seen, 1.0, z), 0.0)
+        else:
+            seen = likelihood_ratio(seen, sampler.rate, z)
+        self.scores += np.nan_to_num(seen)  # what is not a number tells nothing
+        self._known = np.zeros(len(self.scores))
+        self._geometry = _at(run_geometry(self.run), self._coordinates)
+
+    def _make_engine(self, model: nn.Module, loss: Loss, data: Any) -> Engine:
+        numbers, batch = data
+        return _Planted(self, numbers.cpu().numpy(), model, loss, batch)
+
+    def inner(self, model: nn.Module, loss: Loss, batch: Any) -> Engine:
+        """The run's own engine, for the examples."""
+        factory: EngineFactory = ENGINES[self._engine]
+        return factory(model, loss, batch)
+
+    def add(self, p: Tensor, out: Tensor, geometry: Geometry, weights: np.ndarray) -> None:
+        """Adds the gradients `c + s L e` of the canaries to a sum, given the weight of each."""
+        c, s = geometry.center_of(p), geometry.scale[p]
+        if c is not None:
+            out.add_(c, alpha=float(weights.sum()))
+        numbers, places = self._coordinates[p][0], self.places(p)
+        added = torch.from_numpy(weights)[numbers].to(out) * _LENGTH
+        scale = s.expand(p.shape).reshape(-1)[places] if isinstance(s, Tensor) else s
+        out.view(-1).index_add_(0, places, added * scale)
+
+    def note(self, p: Tensor, added: Tensor, weight: float) -> None:
+        """Notes what the examples put on the canaries' coordinates, which the auditor knows."""
+        if isinstance(self.run.loader.sampler, TruncatedPoisson):
+            return  # who was cut away tells of the canaries
+        numbers, _ = self._coordinates[p]
+        c, s = self._geometry[p]
+        batch_size = self.run.loader.sampler.batch_size
+        self._known[numbers.numpy()] += (added.double().cpu().numpy() - weight * c) / s * batch_size
+
+    def places(self, p: Tensor) -> Tensor:
+        """The canaries' coordinates in a parameter."""
+        return self._coordinates[p][1].to(p.device)
+
+
+def likelihood_ratio(seen: np.ndarray, q: float, z: float) -> np.ndarray:
+    """The logarithm of how much likelier a value is with a canary, sampled at rate q, than without it."""
+    if z == 0:
+        return seen
+    with np.errstate(all="ignore"):
+        ratio: np.ndarray = np.logaddexp(
+            math.log1p(-q) if q < 1 else -np.inf, math.log(q) + (seen - 0.5) / z**2
+        )
+    return ratio
+
+
+def noiseless_threshold(run: PrivateRun, steps: int) -> float:
+    """The score that parts canaries which were sampled from those which were not, if there is no noise."""
+    sampler = run.loader.sampler
+    if isinstance(sampler, Shuffled):
+        return 0.0
+    out, once = likelihood_ratio(np.array([0.0, 1.0]), sampler.rate, run.noise_multiplier)
+    return float(steps * out + (once - out) / 2)
+
+
+class _Planted:
+    """An engine for a batch with canaries: the run's own one for the examples, and the canaries beside it."""
+
+    def __init__(
+        self, canaries: Canaries, numbers: np.ndarray, model: nn.Module, loss: Loss, batch: Any
+    ) -> None:
+        self._canaries, self._numbers = canaries, numbers
+        self._examples = torch.from_numpy(np.flatnonzero(numbers < 0))
+        self._params = list(trainable_parameters(model).values())
+        self._inner: Engine | None = None
+        if len(self._examples):
+            rows = self._examples
+            self._inner = canaries.inner(model, loss, map_tensors(lambda x: x[rows.to(x.device)], batch))
+        self._geometry: Geometry | None = None
+
+    def norms(self, geometry: Geometry) -> Tensor:
+        """See `Engine.norms`. A canary that does not take part is like an example without a finite norm."""
+        self._geometry = geometry
+        result = torch.from_numpy(np.where(self._present(), _LENGTH, math.inf)).to(self._params[0].device)
+        if self._inner is not None:
+            result[self._examples.to(result.device)] = self._inner.norms(geometry)
+        return result
+
+    def weighted_sum(
+        self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
+    ) -> Mapping[Tensor, Tensor]:
+        """See `Engine.weighted_sum`."""
+        assert self._geometry is not None
+        result = empty_sums(self._params) if out is None else out
+        if out is None or not accumulate:
+            for total in result.values():
+                total.zero_()
+        if self._inner is not None:
+            own = weights[self._examples.to(weights.device)]
+            places = {p: self._canaries.places(p) for p in result}
+            before = {p: total.view(-1)[places[p]] for p, total in result.items()}
+            self._inner.weighted_sum(own, result, accumulate=True)
+            for p, total in result.items():
+                self._canaries.note(p, total.view(-1)[places[p]] - before[p], float(own.sum()))
+        rows = self._present()
+        mine = np.zeros(len(self._canaries.scores))
+        np.add.at(mine, self._numbers[rows], weights.cpu().double().numpy()[rows])
+        for p, total in result.items():
+            self._canaries.add(p, total, self._geometry, mine)
+        return result
+
+    def _present(self) -> np.ndarray:
+        """Which rows are canaries that take part."""
+        rows: np.ndarray = (self._numbers >= 0) & self._canaries.included[self._numbers]
+        return rows
+
+
+class _Numbered(Dataset[Any]):
+    """Each example with the number of the canary in its place, or -1."""
+
+    def __init__(self, dataset: Dataset[Any], who: np.ndarray) -> None:
+        self._dataset, self._who = dataset, who
+
+    def __len__(self) -> int:
+        return len(self._who)
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return int(self._who[index]), self._dataset[index]
+
+
+class _NumberedCollate:
+    """Joins numbers and examples, the examples as the run does."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._collate = loader.collate_fn or default_collate
+
+    def __call__(self, pairs: list[tuple[int, Any]]) -> tuple[Tensor, Any]:
+        numbers, examples = zip(*pairs, strict=True)
+        return torch.tensor(numbers), self._collate(list(examples))
+
+
+def _at(
+    geometry: Geometry, coordinates: Mapping[Tensor, tuple[Tensor, Tensor]]
+) -> dict[Tensor, tuple[np.ndarray, np.ndarray]]:
+    """Centre and scale at the canaries' coordinates, copied before the rule changes them."""
+    result = {}
+    for p, (_, places) in coordinates.items():
+        values = []
+        for value in (geometry.center_of(p), geometry.scale[p]):
+            whole = torch.as_tensor(0.0 if value is None else value, dtype=torch.float64).cpu()
+            values.append(whole.expand(p.shape).reshape(-1)[places].numpy().copy())
+        result[p] = (values[0], values[1])
+    return result

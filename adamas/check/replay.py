@@ -1,0 +1,118 @@
+"""Replays of a run's door on chosen examples: what `adamas.check` and `adamas.audit` share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adamas._streams import global_randomness
+from adamas.engines import trainable_parameters
+from adamas.geometry import Geometry
+from adamas.loading import Batch
+from adamas.noise import GaussianNoise, Noise
+from adamas.privatize import PrivateGradient
+from adamas.rules.base import Rule
+from adamas.run.loop import PrivateRun
+from adamas.sampling import Draw
+from adamas.secure_noise import GRID, SecureNoise
+
+MakeRun = Callable[[], PrivateRun]
+"""The user's function: a fresh run at each call."""
+
+
+class Silent(GaussianNoise):
+    """Noise that is 0, so that a release shows the clipped sum. For replays, whose result nobody sees."""
+
+    def add_normal_(
+        self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = (), *, scales: object = None
+    ) -> Tensor:
+        """Adds nothing."""
+        return out
+
+    def skip(self) -> None:
+        """Counts nothing: a rank that does not draw stays where the one is that does."""
+
+
+class SilentSecure(SecureNoise):
+    """Secure noise that is 0: the sum is rounded to the grid, around the centre, as a release is."""
+
+    def _rounded(self, offset: np.ndarray, place: tuple[int, ...]) -> np.ndarray:
+        rounded: np.ndarray = np.rint(offset)
+        return rounded
+
+    def skip(self) -> None:
+        """See `Silent.skip`."""
+
+    def _next_draw(self) -> int:
+        return self.draws
+
+
+def silenced(noise: Noise) -> Noise:
+    """Returns noise of the same kind that is 0."""
+    return SilentSecure(noise.seed) if isinstance(noise, SecureNoise) else Silent(noise.seed)
+
+
+def grid_step(run: PrivateRun) -> float:
+    """Returns the width of the grid to which a release is rounded, in units of the sensitivity."""
+    return GRID * run.noise_multiplier if isinstance(run.noise, SecureNoise) else 0.0
+
+
+def fresh_run(make_run: MakeRun) -> PrivateRun:
+    """Calls the user's function, and sees that it gives a run that has released nothing."""
+    run = make_run()
+    if not isinstance(run, PrivateRun):
+        raise TypeError(
+            f"Expected make_run() to return what adamas.make_private returns, got {type(run).__name__}."
+        )
+    if run.steps_done or run.ledger.entries:
+        raise ValueError(
+            "Expected make_run() to return a fresh run at each call, got one that has released something. "
+            "Make model, rule and run inside the function."
+        )
+    run.progress = False  # the command has a bar of its own
+    run._rehearse()
+    return run
+
+
+def run_geometry(run: PrivateRun) -> Geometry:
+    """The geometry of the next release, which is public."""
+    if isinstance(run.rule, Rule):
+        return run.rule.geometry().scaled(run.clip_norm)
+    return Geometry.ball(trainable_parameters(run.model).values(), run.clip_norm)
+
+
+def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> PrivateGradient:
+    """The run's own release on these examples, the last of which may be padding; ranks share them out."""
+    draw, loader = Draw(np.asarray(indices, dtype=np.int64), padding), run.loader
+    if loader.world_size > 1:
+        draw = draw.dealt(loader.rank, loader.world_size)
+    return run.privatize(Batch(step, draw, loader, None))
+
+
+def whitened_sums(run: PrivateRun, release: PrivateGradient, geometry: Geometry) -> dict[Tensor, Tensor]:
+    """`B (g~ - c)/s`: the noisy clipped sum that a release stands for, flat and in float64."""
+    batch_size = run.loader.sampler.batch_size
+    sums = {}
+    for p, mean in release.mean.items():
+        c, s = geometry.center_of(p), geometry.scale[p]
+        shifted = mean.double() if c is None else mean.double() - _double(c)
+        sums[p] = (shifted / _double(s) * batch_size).reshape(-1)
+    return sums
+
+
+def joined(sums: dict[Tensor, Tensor]) -> Tensor:
+    """The sums of all parameters as one vector."""
+    return torch.cat([value.cpu() for value in sums.values()])
+
+
+def examples_of(run: PrivateRun, indices: Sequence[int], *, state: int = 0) -> Any:
+    """These examples as a batch, as the run loads them, in one of many random states."""
+    rows = np.asarray(indices, dtype=np.int64)
+    with global_randomness(state):
+        return run.loader.check(run.loader.fetch(rows), rows)
+
+
+def _double(value: Tensor | float) -> Tensor | float:
+    return value.double() if isinstance(value, Tensor) else value
