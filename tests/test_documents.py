@@ -1,5 +1,6 @@
-"""The code in the documents runs as it stands there."""
+"""The documents agree with the code: their code runs, and the files, tests and versions that they name exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,10 +14,22 @@ from adamas.federated.training import train_in_process
 from adamas.rules.base import Rule
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    str(file.relative_to(ROOT))
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "experiments" / "README.md"]
+)
 
 
 def python_blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def functions_of(file):
+    """Names of the functions in a file of tests/, in whatever folder it is."""
+    found = list((ROOT / "tests").rglob(file))
+    assert len(found) == 1, f"{file} is in tests/ {len(found)} times"
+    tree = ast.parse(found[0].read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("page", ["docs/pitfalls.md", "docs/reliability.md"])
@@ -24,8 +37,51 @@ def test_the_tests_that_a_page_names_exist(page):
     named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / page).read_text())
     assert len(named) > 15
     for file, test in named:
-        text = (ROOT / "tests" / file).read_text()
-        assert not test or f"def {test}(" in text, f"{page} names {file}::{test}"
+        assert not test or test in functions_of(file), f"{page} names {file}::{test}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_links_to_exist(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_paths_that_a_page_names_exist(page):
+    pattern = r"`((?:adamas|benchmarks|docs|examples|experiments|scripts|tests)/[\w./-]+)`"
+    for path in re.findall(pattern, (ROOT / page).read_text()):
+        assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_the_tree_of_the_design_page_has_every_module_and_package():
+    page = (ROOT / "docs/design.md").read_text()
+    tree = page[page.index("## The tree") : page.index("### The walk of one step")]
+    for item in sorted((ROOT / "adamas").iterdir()):
+        if item.name != "__init__.py" and (item.suffix == ".py" or (item / "__init__.py").exists()):
+            assert re.search(rf"\b{item.stem}\b", tree), f"docs/design.md does not have {item.name}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+VERSIONS = {  # name in docs/formats.md -> how the code states it
+    "checkpoint": r'^_KIND, _VERSION = "checkpoint", (\d+)',
+    "run state": r"^_STATE_VERSION = (\d+)",
+    "journal": r'^_MAGIC = b"adamas journal (\d+)"',
+    "data set's ledger": r"^_VERSION = (\d+)",
+    "federated training": r'^_KIND, _VERSION = "federated training", (\d+)',
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_page_of_formats_has_the_versions_of_the_code(name):
+    code = "\n".join(file.read_text() for file in sorted((ROOT / "adamas").rglob("*.py")))
+    (version,) = re.findall(VERSIONS[name], code, flags=re.MULTILINE)
+    row = rf"^\| {name} [^|]*\|[^|]*\| {version}\b"
+    assert re.search(row, (ROOT / "docs/formats.md").read_text(), flags=re.MULTILINE)
 
 
 def test_the_readme_trains_within_its_budget_and_in_the_open():
