@@ -83,7 +83,9 @@ def walk_of_one_step(warmup=3):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="list the files, with how many changes lead into each")
+    parser.add_argument(
+        "--list", action="store_true", help="list the files, with how many changes lead into each"
+    )
     arguments = parser.parse_args()
     calls = walk_of_one_step()
     if arguments.list:
