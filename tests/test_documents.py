@@ -1,4 +1,4 @@
-"""The documents agree with the code: their code runs, and the files, tests and versions that they name exist."""
+"""The documents agree with the code: their code runs, and the files, tests and versions they name exist."""
 
 import ast
 import re

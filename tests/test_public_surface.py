@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import itertools
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def explained_values(package):
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     found = set()
     for body in (ast.parse(each.read_text(encoding="utf-8")).body for each in files):
-        for statement, after in zip(body, body[1:], strict=False):
+        for statement, after in itertools.pairwise(body):
             if (
                 isinstance(after, ast.Expr)
                 and isinstance(after.value, ast.Constant)
