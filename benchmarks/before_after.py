@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The whole step of a private run in this tree, beside that of another checkout: `before_after.py OTHER`.
+"""Compares the whole step of a private run in this tree and in another checkout: `before_after.py OTHER`.
 
 Two processes train the same model on the same batches, from the same seed, and take turns, so that drift of the
-machine meets both alike. A turn is a few steps, of which the first is not counted: it finds the caches full of the
-other process's data, and its threads asleep. Threads that wait must not spin, since the other process needs the cores.
+machine affects both alike. A turn is a few steps. Its first step is not counted: the caches hold the other process's data, and the
+threads are asleep. Waiting threads must not spin, since the other process needs the cores.
 
-Three ratios: of the medians over all steps, the median over paired turns, and that of the fastest steps. The first
-is the one to quote; where the others differ from it by much, the machine was not quiet.
+Prints three ratios: of the medians over all steps, the median over paired turns, and of the fastest steps. Quote the first
+one. If the others differ from it by much, the machine was not quiet.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def worker(workload: str, threads: int, coordinates: bool) -> None:
-    """Trains, some steps for each line on the standard input, and answers with their seconds."""
+    """Trains some steps for each line of standard input, and prints their seconds."""
     sys.path.insert(0, str(HERE / "benchmarks"))
     import peers
     import torch
@@ -35,7 +35,7 @@ def worker(workload: str, threads: int, coordinates: bool) -> None:
     model, x, y = peers.build_workload(workload)
     params = [p for p in model.parameters() if p.requires_grad]
     rule = rules.Adam(params, lr=1e-4)
-    if coordinates:  # the same ones in both trees, as `adamas_coord` of peers.py has them
+    if coordinates:  # the same in both trees, as in `adamas_coord` of peers.py
         random = torch.Generator().manual_seed(0)
         fixed = adamas.Geometry(
             {p: 1e-3 * torch.randn(p.shape, generator=random) for p in params},
@@ -67,7 +67,7 @@ def worker(workload: str, threads: int, coordinates: bool) -> None:
 
 
 class Side:
-    """A process with one of the two trees."""
+    """A process that runs one of the two trees."""
 
     def __init__(self, tree: Path, workload: str, threads: int, coordinates: bool) -> None:
         command = [sys.executable, __file__, str(tree), "--worker", workload, "--threads", str(threads)]
@@ -88,7 +88,7 @@ class Side:
         return json.loads(self.process.stdout.readline())
 
     def steps(self, count: int) -> list[float]:
-        """Makes some steps, and returns their seconds."""
+        """Makes some steps and returns their seconds."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
@@ -104,10 +104,10 @@ class Side:
 def compared(
     other: Path, workload: str, threads: int, seconds: float, *, coordinates: bool
 ) -> dict[str, float]:
-    """Steps of both trees, by turns."""
+    """Times steps of both trees, by turns."""
     sides = [Side(tree, workload, threads, coordinates) for tree in (other, HERE)]
     slowest = max(statistics.median(side.steps(5)) for side in sides)
-    count = 1 + max(2, min(20, int(0.5 / slowest)))  # half a second, or two steps, beside the first one
+    count = 1 + max(2, min(20, int(0.5 / slowest)))  # half a second, or two steps, after the first one
     turns: list[list[list[float]]] = [[], []]
     end, turn = time.monotonic() + seconds, 0
     while time.monotonic() < end or len(turns[0]) < 5:

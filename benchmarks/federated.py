@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a federated round costs beside the training on its clients, and what an upload weighs.
+"""Measures the overhead of a federated round, and the size of an upload.
 
     python benchmarks/federated.py --json benchmarks/results/federated.json
 
-One training of 10 clients, in one process and in Flower's simulation by turns, so that drift of the machine hits both
-alike. Overhead is the wall time of a round over the sum of its clients' local training time, which is measured in the
-process; Flower trains as many clients at a time as there are cores, so its ratio may be below 1. The first round,
-in which processes start, is given apart.
+One training of 10 clients runs in one process and in Flower's simulation by turns, so that drift of the machine affects both
+alike. Overhead is the wall time of a round divided by the sum of its clients' local training times, measured in the process.
+Flower trains one client per core at a time, so its ratio may be below 1. The first round, in which processes start, is
+reported separately.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def settings(name, rounds, **options):
 
 
 class Stopwatch:
-    """The time that clients of this process train."""
+    """Adds up the training time of the clients of this process."""
 
     def __init__(self):
         self.seconds, self.train = 0.0, FedAdamW.train
@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 def in_one_process(name, rounds):
-    """For each round: its wall time, and that of its clients."""
+    """Returns the wall time of each round, and that of its clients."""
     watch = Stopwatch()
     FedAdamW.train = lambda *arguments: watch(*arguments)
     local = []
@@ -89,7 +89,7 @@ def walls(out):
 
 
 def uploads(name):
-    """Numbers and bytes of an upload of blocks, and of one of coordinates."""
+    """Returns the numbers and bytes of an upload, block-wise and coordinate-wise."""
     found = {}
     for aggregation in ("blocks", "coordinates"):
         chosen = settings(name, 1, algorithm_options={"aggregation": aggregation})
@@ -109,9 +109,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--trainings", default=",".join(TRAININGS), help="separated by commas and no spaces after"
-    )
+    parser.add_argument("--trainings", default=",".join(TRAININGS), help="comma-separated, without spaces")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)

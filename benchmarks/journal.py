@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The price of a release's journal entry: of the synced write alone, and of a whole step with and without it.
+"""Measures the cost of a journal entry: the synced write alone, and a whole step with and without it.
 
-Runs that keep no journal, keep one without a seed, and keep one with a seed (whose entries name the sum by a
-digest) take turns step by step in one process. The ratio is the median over turns.
+Three runs take turns step by step in one process: without a journal, with a journal, and with a journal and a seed,
+whose entries hold a digest of the sum. The ratio is the median over turns.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def make_run(hidden: int, seed: int | None, checkpoint: Path | None) -> adamas.P
 
 
 def main() -> None:
-    """Prints the numbers, and writes them to a file."""
+    """Prints the numbers and writes them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--turns", type=int, default=300)
     parser.add_argument("--threads", type=int, default=1)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Time of a whole private step by rule: geometry, clipping, noise, update.
+"""Measures a whole private step by rule: geometry, clipping, noise, update.
 
     python benchmarks/private_rules.py --threads 1 --json benchmarks/results/private-rules-1-thread.json
 
-The rules take turns, a step each, on a model of their own, so that drift of the machine hits them alike; a ratio
-is the median over the rounds of a step's time to that of `adam` in the same round. Models and batches are those
+The rules take turns, a step each, each on its own model, so that drift of the machine affects all alike. A ratio is the
+median over rounds of a step's time divided by that of `adam` in the same round. Models and batches are those
 of peers.py.
 """
 
@@ -34,7 +34,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Contestant:
-    """A rule with a model of its own."""
+    """A rule and its own model."""
 
     def __init__(self, name: str, workload: str) -> None:
         self.model, x, y = peers.build_workload(workload)
@@ -57,7 +57,7 @@ class Contestant:
 
 
 def measure(workload: str, rules: list[str], rounds: int, warmup: int) -> dict[str, list[float]]:
-    """Seconds of each step, by rule."""
+    """Returns the seconds of each step, by rule."""
     contestants = {name: Contestant(name, workload) for name in rules}
     seconds: dict[str, list[float]] = {name: [] for name in rules}
     for turn in range(warmup + rounds):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables and the plot of docs/benchmarks.md, out of the results in benchmarks/results.
+"""Makes the tables and the plot of docs/benchmarks.md from benchmarks/results.
 
 python benchmarks/report.py            # prints the tables, writes docs/scaling.svg (needs matplotlib)
 """
@@ -24,7 +24,7 @@ LABELS = {
 
 
 def ratio(rows: dict, method: str, base: str = "floor") -> float | None:
-    """The median over the rounds of a method's time, relative to that of another in the same round."""
+    """Returns the median over rounds of a method's time, relative to another method in the same round."""
     if not rows.get(method, {}).get("ok") or "round_medians" not in rows[method]:
         return None
     pairs = zip(rows[method]["round_medians"], rows[base]["round_medians"], strict=True)
@@ -32,7 +32,7 @@ def ratio(rows: dict, method: str, base: str = "floor") -> float | None:
 
 
 def table(results: dict, cell) -> str:
-    """A Markdown table of the methods against the workloads."""
+    """Returns a Markdown table of methods against workloads."""
     workloads = [w for w in WORKLOADS if w in results]
     methods = [m for m in LABELS if any(m in results[w] for w in workloads)]
     lines = ["| | " + " | ".join(workloads) + " |", "|---" * (len(workloads) + 1) + "|"]
@@ -46,14 +46,14 @@ def table(results: dict, cell) -> str:
 
 
 def growth(rows: dict, method: str) -> float | None:
-    """Peak memory growth relative to a non-private step."""
+    """Returns the peak memory growth relative to a non-private step."""
     if "peak_growth" not in rows.get(method, {}):
         return None
     return rows[method]["peak_growth"] / rows["plain"]["peak_growth"]
 
 
 def plot(series: list[dict], path: Path) -> None:
-    """Step time and memory growth along each axis."""
+    """Plots step time and memory growth along each axis."""
     import matplotlib
 
     matplotlib.use("svg")

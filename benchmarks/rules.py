@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Time of a step and size of the state of every rule, against `torch.optim.Adam`.
+"""Measures the time of a step and the size of the state of every rule, against `torch.optim.Adam`.
 
     python benchmarks/rules.py --threads 1 --json benchmarks/results/rules-1-thread.json
     python benchmarks/rules.py --rules adam,micro-adam --layouts one,forty --reps 30
     NUMBA_DISABLE_JIT=1 python benchmarks/rules.py --rules micro-adam    # without its compiled step
 
-All optimizers of a layout take turns, a step each, so that drift of the machine hits them alike; a ratio
-is the median over the rounds of a step's time to that of `torch.optim.Adam` in the same round. Only
-`step()` is timed, with the wrapper of torch's optimizers around it; the release is written before.
-Parameters and gradients are random, in float32. A rule whose clipping has a scale for each coordinate
-gets a noise variance for each coordinate.
+All optimizers of a layout take turns, a step each, so that drift of the machine affects all alike. A ratio is the
+median over rounds of a step's time divided by that of `torch.optim.Adam` in the same round. Only `step()` is timed,
+with torch's wrapper around it; the release is written before. Parameters and gradients are random, in float32. A
+rule whose clipping has a scale per coordinate gets a noise variance per coordinate.
 """
 
 import argparse
@@ -32,12 +31,12 @@ MILLIONS = 10_000_000
 NOISE_STD = 1e-3
 BASE = "torch Adam"
 
-# Made like any other, but for these arguments.
+# Arguments that these rules need.
 ARGUMENTS: dict[str, dict] = {"sgd": {"lr": 1e-3}}
 
 
 def mini_lm() -> list[tuple[int, ...]]:
-    """The shapes of the parameters of a six-layer MiniLM: 22.7 million in 101 tensors."""
+    """Returns the parameter shapes of a six-layer MiniLM: 22.7 million in 101 tensors."""
     d, inner = 384, 1536
     norm = [(d,), (d,)]
     layer = [(d, d), (d,)] * 4 + norm + [(inner, d), (inner,), (d, inner), (d,)] + norm
@@ -52,7 +51,7 @@ LAYOUTS = {
 
 
 class Contestant:
-    """An optimizer with parameters of its own, and how a gradient reaches it."""
+    """An optimizer with its own parameters, and how it gets a gradient."""
 
     def __init__(self, name: str, shapes: list[tuple[int, ...]]) -> None:
         self.name = name
@@ -89,16 +88,16 @@ class Contestant:
 
 
 def measure(layout: str, names: list[str], reps: int, warmup: int) -> dict:
-    """Rows by optimizer."""
+    """Returns a row for each optimizer."""
     note, shapes = LAYOUTS[layout]
     total = sum(math.prod(shape) for shape in shapes)
     contestants, rows = [], {}
     for name in names:
         try:
             contestants.append(Contestant(name, shapes))
-        except TypeError as error:  # it needs an argument that is made of data
+        except TypeError as error:  # it needs an argument computed from data
             rows[name] = {"skipped": str(error)}
-    # Two gradients, so that the coordinates which a rule selects change from step to step.
+    # Two gradients, so that the coordinates that a rule selects change from step to step.
     gradients = [[NOISE_STD * torch.randn(shape) for shape in shapes] for _ in range(2)]
     variances = [NOISE_STD**2 * (0.5 + torch.rand(shape)) for shape in shapes]
     times: dict[str, list[float]] = {c.name: [] for c in contestants}
@@ -122,7 +121,7 @@ def measure(layout: str, names: list[str], reps: int, warmup: int) -> dict:
 
 
 def table(result: dict) -> str:
-    """A Markdown table of one layout."""
+    """Returns a Markdown table of one layout."""
     lines = [
         f"### {result['note']}",
         "| optimizer | median ms | min ms | ratio (paired median) | ratio of mins | state, bytes per parameter | state MB |",
@@ -140,7 +139,7 @@ def table(result: dict) -> str:
 
 
 def numba_version() -> str | None:
-    """Of the compiler of MicroAdam's step; None if there is none to use."""
+    """Returns the version of Numba; None if it is missing or switched off."""
     try:
         version = importlib.metadata.version("numba")
     except importlib.metadata.PackageNotFoundError:
@@ -149,7 +148,7 @@ def numba_version() -> str | None:
 
 
 def main() -> None:
-    """Measures the layouts and prints and writes the results."""
+    """Measures the layouts, prints the results and writes them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=1)

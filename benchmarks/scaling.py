@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time and memory of a step against the batch size and the sequence length.
+"""Measures time and memory of a step against batch size and sequence length.
 
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
 
@@ -24,7 +24,7 @@ AXES = [
 
 
 def measure(workload: str, axis: str, value: int, arguments: list[str]) -> dict:
-    """Median step time and peak memory growth of each method."""
+    """Returns the median step time and peak memory growth of each method."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         varied = [f"--{axis}", str(value)] + (["--batch", "8"] if axis == "seq" else [])

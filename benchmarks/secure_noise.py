@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What secure noise costs: a draw beside the default one, and a whole private step with each.
+"""Measures the cost of secure noise: a draw against the default, and a whole private step with each.
 
     python benchmarks/secure_noise.py --json benchmarks/results/secure-noise.json
 
-The contestants take turns, a draw or a step each, so that drift of the machine hits them alike; a ratio is the median
-over the rounds of a time to that of the default noise in the same round. Times are wall time, and, in brackets, time
-of the processor, which a busy machine changes less. `secure` draws from AES-256 in counter mode,
-`secure, SHAKE-256` is what it does without the package cryptography.
+The noises take turns, a draw or a step each, so that drift of the machine affects all alike. A ratio is the median over
+rounds of a time divided by that of the default noise in the same round. Times are wall time, and processor time in
+brackets, which a busy machine changes less. `secure` draws from AES-256 in counter mode; `secure, SHAKE-256` is the
+fallback without the package cryptography.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CIPHERS = _streams.ciphers
 
 
 class Draw:
-    """Noise that is added to a buffer."""
+    """A draw of noise into a buffer."""
 
     def __init__(self, kind, size):
         self.kind, self.sums = kind, torch.zeros(size)
@@ -80,7 +80,7 @@ class Step:
 
 
 def race(contestants, rounds, warmup):
-    """Seconds on the wall and of the processor of each turn, by name."""
+    """Returns wall and processor seconds of each turn, by name."""
     seconds = {name: [] for name in contestants}
     for turn in range(warmup + rounds):
         for name, contestant in contestants.items():
