@@ -86,3 +86,22 @@ def test_changelog_and_citation_have_the_version_of_the_package():
     assert changes is not None
     assert changes[1] == adamas.__version__
     assert f'version: "{adamas.__version__}"' in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_hooks_run_the_checks_of_the_test_script():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    checks = re.findall(
+        r"^\.venv/bin/(ruff .*?|mypy)(?: \.)?$", (ROOT / "scripts/test").read_text(), flags=re.MULTILINE
+    )
+    assert checks == ["ruff check", "ruff format --check", "mypy"]
+    for check in checks:
+        assert f"entry: .venv/bin/{check}\n" in hooks
+
+
+def test_the_citation_has_what_its_format_needs():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert all(citation[key] for key in ("message", "title", "authors"))
+    assert citation["authors"] == [{"name": "The adamas developers"}]
+    assert yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["repo"] == "local"
