@@ -1,5 +1,6 @@
 """The fast engine on models as people write them, against plain autograd one example at a time."""
 
+import builtins
 import copy
 import math
 import threading
@@ -16,6 +17,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from adamas import Geometry, UnsupportedError
 from adamas._numerics import sums_kernel as _sums_kernel
 from adamas._numerics import threads as _threads
+from adamas._numerics.compiled import numba
 from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import norms as norms_module
 from adamas.engines.bookkeeping.convolution import Convolution
@@ -1008,3 +1010,25 @@ def test_threads_of_our_own_start_within_a_backward(monkeypatch):
     assert threading.active_count() > started
     torch.set_num_threads(1)
     torch.testing.assert_close(Bookkeeping(model, squares, x).norms(geometry), norms)
+
+
+@pytest.mark.skipif(numba is None, reason="needs Numba")
+def test_kernels_are_compiled_before_a_forward_exchanges_len(monkeypatch):
+    """Numba would not recognise the exchanged `len`, and the kernels would be left unused."""
+    plain, found = builtins.len, []
+    compile_ = _sums_kernel._squares.compile
+
+    def noted(signature):
+        found.append(builtins.len is plain)
+        return compile_(signature)
+
+    monkeypatch.setattr(_sums_kernel._squares, "compile", noted)
+    _sums_kernel.available.cache_clear()
+    model = nn.Conv2d(3, 8, 3)
+    geometry = Geometry({}, {p: torch.rand(p.shape) + 0.5 for p in model.parameters()})
+    Bookkeeping(model, lambda model, x: model(x).square().flatten(1).sum(1), torch.randn(5, 3, 8, 8)).norms(
+        geometry
+    )
+    assert found
+    assert all(found)
+    assert _sums_kernel.available()

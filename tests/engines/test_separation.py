@@ -28,12 +28,12 @@ from torch.nn import functional as F
 from adamas import Geometry, UnsupportedError
 from adamas.engines import Bookkeeping, Loop
 from adamas.engines.bookkeeping import engine as bookkeeping
+from adamas.engines.bookkeeping.arguments import tensors_in
 from adamas.engines.bookkeeping.counts import Count, Shape, Unit
 from adamas.engines.bookkeeping.places import Place
 from adamas.engines.bookkeeping.recording import Recorder
 from adamas.engines.bookkeeping.separation import IN_PLACE, TABLE
 from adamas.engines.bookkeeping.separation.table import _HOMES
-from adamas.engines.bookkeeping.tracking import tensors_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

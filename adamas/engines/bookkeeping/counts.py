@@ -291,3 +291,14 @@ def counted_len(length: Callable[[Any], Any], arange: Callable[..., Any]) -> Ite
         yield
     finally:
         builtins.len, torch.arange = before
+
+
+@contextmanager
+def refused_by_torch() -> Iterator[None]:
+    """Names the cause where torch itself refuses a `Count` because it wants a plain number."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as error:
+        if Count.__name__ not in str(error):
+            raise
+        refuse_count(f"computes with the number of examples ({str(error).splitlines()[0]})")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adamas._nests import batch_length, map_tensors
+from adamas._numerics import sums_kernel
 from adamas.engines.base import Engine, Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.bookkeeping.derived import Derived, add_derived_sums, derived_squares, grouped
 from adamas.engines.bookkeeping.norms import merged, squared_whitened_norms
@@ -202,6 +203,7 @@ class Bookkeeping:
     def _record(self, geometry: Geometry) -> None:
         first = not self._known.checked
         if first:
+            sums_kernel.available()  # compiles with the real `len`, which a forward exchanges
             few = min(self._n, PROBE_EXAMPLES)
             with unchanged_generator():
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)

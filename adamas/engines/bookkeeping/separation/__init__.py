@@ -9,7 +9,7 @@ as the values are.
 
 table        which functions have which rule
 call         one call, and what is known of its arguments
-elementwise, axes, products, layers, views, indexing, factories, gradients    the rules
+elementwise, axes, products, layers, views, indexing, gathering, factories, gradients    the rules
 """
 
 from adamas.engines.bookkeeping.separation.call import CONSTANT, MARK, PACKED_SIZES, Call, Mark, Mixing, Picks
