@@ -59,7 +59,7 @@ def holds_count(value: Any) -> bool:
 
 
 def without_counts(value: Any) -> Any:
-    """Returns the same with plain numbers instead of `Count`s."""
+    """Returns a copy with plain numbers instead of `Count`s."""
     if isinstance(value, Count):
         return value.value
     if isinstance(value, slice):
@@ -74,6 +74,6 @@ def without_counts(value: Any) -> Any:
 
 
 def bound(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments in the order of their names, None for those that were not given."""
+    """Returns the arguments in the order of their names, None for those that were not given."""
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in names]

@@ -13,7 +13,7 @@ _seen_bodies: dict[Any, Callable[..., Any]] = {}
 
 
 def seen_body(func: Any) -> Callable[..., Any] | None:
-    """Returns a Python function of torch without its first look for modes, so that its calls are seen."""
+    """Returns a Python function of torch that skips its own dispatch to modes; None if it is not one."""
     if func in _seen_bodies:
         return _seen_bodies[func]
     module = getattr(func, "__module__", None) or ""

@@ -10,7 +10,7 @@ from adamas.engines.bookkeeping.tracking import Tracker
 
 
 def follow(recorder: Tracker, function: Any, args: tuple[Any, ...], result: Any) -> None:
-    """Follows a custom autograd function: its forward was seen, its backward is looked at while it runs.
+    """Follows a custom autograd function: its forward was seen, its backward is checked while it runs.
 
     The gradients of its outputs are marked as the outputs are. Those that it returns must have their examples
     where the inputs have theirs.
@@ -32,7 +32,7 @@ def follow(recorder: Tracker, function: Any, args: tuple[Any, ...], result: Any)
         or len(marks) != len(inputs)
         or any(m is not None and m.why is not None for m in marks)
     ):
-        return  # refused when the graph is looked at
+        return  # refused by `check_graph`
     name = function.__qualname__
 
     def before(gradients: tuple[Tensor | None, ...]) -> None:

@@ -32,7 +32,7 @@ from adamas.errors import UnsupportedError
 
 
 class Prover(Tracker):
-    """Proves calls on data, and notes what they return."""
+    """Proves calls on data, and marks their results."""
 
     def prove(
         self,
@@ -43,7 +43,16 @@ class Prover(Tracker):
         result: Any,
         tensors: list[Tensor],
     ) -> None:
-        """Finds where the examples are in what a call returned, by the table; its arguments hold tensors."""
+        """Finds where the examples are in the result of a call, by the table, and marks it.
+
+        Args:
+            func: The function.
+            name: Its name.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            result: What it returned.
+            tensors: The tensors among its arguments.
+        """
         try:
             self._check_mixed(func, tensors)
             found = self.rule(func, name)(Call(name, args, kwargs, result, self.mark, self.unit, self.unit))
@@ -51,7 +60,9 @@ class Prover(Tracker):
             if found is None and func not in READS_NO_VALUES:
                 self._check_forgotten(name, tensors)
         except Mixing as error:
-            if func in CUTS and not isinstance(result, Tensor):  # the number of pieces would tell
+            if func in CUTS and not isinstance(
+                result, Tensor
+            ):  # the number of pieces would reveal the number of examples
                 self.refuse_mixing(self._reason(error))
             found = Mark(self.unit, None, self._reason(error))
         if not isinstance(found, Mark) and self._has_numbers(func, args, kwargs, tensors):
@@ -84,14 +95,14 @@ class Prover(Tracker):
     def _has_numbers(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> bool:
-        """Tells whether positions of examples are among the arguments, but for an index."""
+        """Tells whether positions of examples are among the arguments, other than as an index."""
         if func in INDEXING:
             named = [value for key, value in kwargs.items() if key != "index"]
             tensors = tensors_in((args[:1], args[2:] if func is Tensor.__setitem__ else args[3:], named))
         return any(map(self.has_numbers, tensors))
 
     def _picks(self, func: Any, args: tuple[Any, ...], place: Place, result: Any) -> Picks | None:
-        """What an index tensor picks after its values were moved."""
+        """Returns what an index tensor picks after its values were moved."""
         if func not in KEEPS_VALUES or not args or not isinstance(args[0], Tensor):
             return None
         if not isinstance(result, Tensor) or result.dtype not in (torch.int64, torch.int32):
@@ -100,7 +111,7 @@ class Prover(Tracker):
         return None if mark is None or mark.picks is None else Picks(mark.picks.source, place.rows)
 
     def _check_mixed(self, func: Any, tensors: list[Tensor]) -> None:
-        """Raises if a mixed value is among the arguments, be it as a size or as a number."""
+        """Raises if a mixed value is among the arguments, whether as a size or as a number."""
         if func in TAKES_MIXED:
             return
         for t in tensors:
@@ -111,14 +122,14 @@ class Prover(Tracker):
                 raise Mixing(mark.why)
 
     def _check_forgotten(self, name: str, tensors: list[Tensor]) -> None:
-        """Raises if data is among the arguments of what is taken for a constant."""
+        """Raises if data is among the arguments of a call whose result is taken for a constant."""
         for t in tensors:
             mark = self.mark(t)
             if mark is not None and mark.place is not None and not mark.alike:
                 raise Mixing(f"{name} takes data where it is only known to take constants")
 
     def _check_sizes(self, name: str, found: Any, result: Any) -> None:
-        """Raises if an axis that was found has not as many entries as the examples there."""
+        """Raises if the axis of a place does not have the length that its examples need."""
         if found is None:
             return
         if isinstance(result, Tensor):
@@ -132,10 +143,10 @@ class Prover(Tracker):
                 continue
             size = t.shape[place.axis] if 0 <= place.axis < t.dim() else -1
             if size != place.outer * place.length(self.n) * place.inner:
-                raise Mixing(f"{name} returns a tensor that has its examples on no axis")
+                raise Mixing(f"{name} returns a tensor without an axis of examples")
 
     def rule(self, func: Any, name: str) -> Callable[[Call], Any]:
-        """Returns the row of a function."""
+        """Returns the rule of a function."""
         rule = TABLE.get(func)
         return _without_row if rule is None else rule
 

@@ -60,7 +60,10 @@ _ARANGE = torch.arange
 
 
 class Recorder(Prover):
-    """Active while the model runs: proves, swaps calls, and differentiates."""
+    """A mode of torch that follows the forward and the backward of one step, call by call.
+
+    Args: see `Tracker`.
+    """
 
     def __init__(
         self,
@@ -80,10 +83,10 @@ class Recorder(Prover):
             loss: One loss per example.
             model: The model.
             batch: The batch.
-            watched: Look below the functions of Python, too, for what is not seen.
+            watched: Whether to look below the functions of Python, too, for computation that is not seen.
 
         Raises:
-            Unseen: Only a run that is watched can tell whether a tensor is a constant.
+            Unseen: A tensor is unknown, and only a watched run can tell whether it is a constant.
         """
         with contextlib.ExitStack() as stack:
             if watched:
@@ -113,7 +116,7 @@ class Recorder(Prover):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Follows all calls, and what no mode of torch sees."""
+        """Follows all calls, including those that no mode of torch sees."""
         forget_reads()
         with (
             refused_by_torch(),
@@ -127,7 +130,7 @@ class Recorder(Prover):
     # --- the backward ---------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:
-        """Differentiates, with the recorder active (checkpointing runs forwards again meanwhile)."""
+        """Differentiates with the recorder active, since checkpoints run forwards again."""
         check_graph(losses, self.names, self.anchor, self.is_data, self.customs)
         before = [p.grad for p in self.names]
         self.in_backward = True
@@ -149,7 +152,7 @@ class Recorder(Prover):
         finally:
             for p, gradient in zip(self.names, before, strict=True):
                 p.grad = gradient
-        if leaks:  # a gradient came to a parameter on a path that left no record
+        if leaks:  # a gradient reached a parameter on a path without a record
             raise UnsupportedError(
                 f"engine='bookkeeping' cannot follow the parameter {leaks[0]!r} to the loss. Use "
                 "engine='vmap' or engine='loop'."
@@ -201,7 +204,7 @@ class Recorder(Prover):
                 self.set_mark(result, Mark(self.unit, None, made=True))
             else:
                 for t in tensors_in(result):
-                    if not any(t is given for given in tensors):  # which is the user's
+                    if not any(t is given for given in tensors):  # those are the user's
                         t.__dict__.setdefault(MARK, CONSTANT)
             return result
         if counted and func not in TAKES_COUNTS:
@@ -216,7 +219,7 @@ class Recorder(Prover):
         if func is Tensor.__int__ and self._is_packed_size(args[0]):
             return func(*args)
         if func is torch._nested_tensor_from_mask_left_aligned:
-            return False  # only a shortcut, too
+            return False  # asks only whether a shortcut applies
         if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in SHORTCUTS:
             return False
         if weights:
@@ -228,14 +231,16 @@ class Recorder(Prover):
         if func is torch._pad_packed_sequence:
             return pad(self, *without_counts(args))
         if func is torch.autograd.grad or func is torch.autograd.backward:
-            # Of a saliency, or of a re-entrant checkpoint within the backward, whose functions are looked at.
+            # A saliency, or a re-entrant checkpoint within the backward, whose custom functions are followed.
             followed = self.customs if self.in_backward else ()
             for t in tensors_in((args[:1], kwargs.get("outputs"), kwargs.get("tensors"))):
                 check_graph(t, None, self.anchor, self.is_data, followed)
         if func in IN_PLACE:
             return self.write(func, name, args, kwargs)
         if works_in_place(name) and func not in TABLE:
-            self.refuse_mixing(f"{name} is not known to keep the examples apart in place ({user_line()})")
+            self.refuse_mixing(
+                f"{name} is not known to keep the examples apart when it writes in place ({user_line()})"
+            )
         body = seen_body(func) if func in WRITTEN_OUT or func not in TABLE else None
         if body is not None and func not in self._inside:
             self._inside.append(func)
@@ -263,7 +268,7 @@ class Recorder(Prover):
         tensors: list[Tensor],
         counted: bool,
     ) -> Any:
-        """Makes a call on data, and finds where the examples are in what it returns."""
+        """Makes a call on data, and finds where the examples are in its result."""
         plain = (without_counts(args), without_counts(kwargs)) if counted else (args, kwargs)
         result = func(*plain[0], **plain[1])
         if not isinstance(result, Tensor) and not tensors_in(result):
@@ -274,7 +279,7 @@ class Recorder(Prover):
         return result
 
     def _arange(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes the numbers of the examples."""
+        """Numbers the examples: `torch.arange` of a `Count`."""
         with torch._C.DisableTorchFunction():
             return self._called(_ARANGE, args, kwargs)
 
@@ -283,10 +288,12 @@ class Recorder(Prover):
         assert self.below is not None
         for t in tensors:
             if id(t) not in self.tracked and self.mark(t) is None and self.below.holds(t):
-                self.refuse_mixing(f"data of the batch was made into a tensor unseen ({user_line()})")
+                self.refuse_mixing(
+                    f"data of the batch became a tensor where the engine cannot see it ({user_line()})"
+                )
 
     def _check_saving(self) -> None:
-        """Raises if hooks change what the backward will find, such as a compression of activations."""
+        """Raises if hooks change the tensors saved for the backward, such as compressed activations."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and not getattr(hooks[0], "__module__", "").startswith("torch."):
             raise UnsupportedError(
@@ -295,18 +302,14 @@ class Recorder(Prover):
             )
 
     def custom(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Follows a custom autograd function: its forward was seen, its backward will be looked at.
-
-        The gradients of its outputs are marked as the outputs are, and those that it returns must have their
-        examples where the inputs have theirs.
-        """
+        """Follows a custom autograd function; see `customs.follow`."""
         with torch._C.DisableTorchFunction():
             follow(self, function, args, result)
 
     def _refuse_read(self, name: str) -> None:
         raise UnsupportedError(
             f"The forward reads values of the batch with {name} ({user_line()}), so that one example can "
-            "change the course of the others, which no clipping bounds. Use tensor functions such as "
+            "change the others' gradients, which clipping does not bound. Use tensor functions such as "
             "torch.where, or engine='loop'."
         )
 
@@ -320,7 +323,7 @@ def _tells_no_length(t: Tensor, place: Place) -> bool:
     return place.axis == 0 and t.is_contiguous() and t.storage_offset() == 0
 
 
-# Functions of the table that need no other look than their rule.
+# Functions of the table whose rule is the only check that they need.
 _PLAIN: set[Any] = {
     func
     for func in TABLE

@@ -31,14 +31,14 @@ _PLAIN_SIZES = {torch.autograd.__file__, torch.utils.checkpoint.__file__}
 
 
 class Tracker(TorchFunctionMode):
-    """Knows which tensors are weights and where the examples of the others are; `uses` holds the records.
+    """Knows which tensors are weights, and where the examples of the others are; keeps the records in `uses`.
 
     Args:
         names: The trainable parameters and their names.
         n: Number of examples, two or more.
-        geometry: The geometry in which norms will be asked, so that some can be taken on the way.
-        constants: Tensors that were there before the forward, by identity; None if every tensor without a
-            mark was.
+        geometry: The geometry of the step, so that some norms can be taken in the backward.
+        constants: Tensors that existed before the forward, by identity; None to take every tensor without a
+            mark for a constant.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Tracker(TorchFunctionMode):
         self.packed: dict[int, tuple[Rows, Place, Tensor]] = {}
         self.in_backward = False
         self.in_custom = False  # in the backward of a custom function
-        self.customs: set[int] = set()  # nodes of custom functions whose backward is looked at
+        self.customs: set[int] = set()  # nodes of custom functions whose backward is checked
         self.constants = constants
-        self.below: Below | None = None  # looks below the functions of Python
-        self.met_unknown = False  # whether `Unseen` was raised, which somebody may catch
-        self.makes_unseen = False  # whether a constant came from where only that looks
+        self.below: Below | None = None  # watches below the functions of Python
+        self.met_unknown = False  # whether `Unseen` was raised, which the user's code may catch
+        self.makes_unseen = False  # whether a constant was made where only `below` sees it
 
     # --- marks ----------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Tracker(TorchFunctionMode):
         t.__dict__[MARK] = CONSTANT if found is None else found
 
     def _check_known(self, t: Tensor) -> None:
-        """Raises unless a tensor without a mark was there before, or is made of nothing but constants."""
+        """Raises unless a tensor without a mark existed before the forward, or is made of constants only."""
         if self.constants is None or t.grad_fn is not None or id(t) in self.tracked:
             return
         known = self.constants.get(id(t))
@@ -137,7 +137,7 @@ class Tracker(TorchFunctionMode):
         return mark is not None and not mark.made
 
     def place(self, t: Tensor) -> Place:
-        """Returns where the examples of data are; refuses data whose examples are mixed."""
+        """Returns where the examples of data are; raises if they are mixed."""
         mark = self.mark(t)
         assert mark is not None
         if mark.place is None:
@@ -150,21 +150,22 @@ class Tracker(TorchFunctionMode):
         return mark is not None and mark.numbers
 
     def clean(self, x: Tensor, *weights: Tensor | None) -> bool:
-        """Tells whether the input is data and every weight followed or a constant: fast formulas apply."""
+        """Tells whether fast formulas apply: the input is data, and no weight is."""
         return self.is_data(x) and all(w is None or not self.is_data(w) for w in weights)
 
     def refuse_mixing(self, why: str) -> NoReturn:
-        """Raises, with the reason and the line of the user's code."""
+        """Raises, with the reason."""
         raise UnsupportedError(
-            f"loss(model, batch) is not proven to keep its examples apart: {why}. What mixes examples lets "
-            "one record change the gradients of others, which no clipping bounds. Make each loss a function "
-            "of its own example, or use engine='vmap' or engine='loop', which compute each example by itself."
+            f"loss(model, batch) is not proven to keep its examples apart: {why}. A loss that mixes them "
+            "lets one record change the gradients of others, which clipping does not bound. Make each loss "
+            "a function of its own example, or use engine='vmap' or engine='loop', which compute each "
+            "example by itself."
         )
 
     # --- sizes ----------------------------------------------------------------------------------------
 
     def length(self, t: Tensor) -> Any:
-        """Returns the length of a tensor, as `len` is asked while the model runs."""
+        """Returns the length of a tensor; replaces `len` while the model runs."""
         if t.dim() == 0:
             return t.__len__()  # type: ignore[no-untyped-call]
         if MARK not in t.__dict__ and not sys._getframe(2).f_code.co_filename.startswith(_OWN):
@@ -181,7 +182,7 @@ class Tracker(TorchFunctionMode):
             return size
         if mark is None or mark.owner is not self.unit or mark.made or mark.why == PACKED_SIZES:
             return size
-        if mark.place is None:  # mixed values may decide on the sizes
+        if mark.place is None:  # mixed values may have decided the sizes
             return Shape([Count(1, Unit(length, chosen=True)) for length in size])
         place: Place = mark.place
         unit = self.unit if place.rows is None or not place.rows.chosen else place.rows
@@ -201,7 +202,7 @@ class Tracker(TorchFunctionMode):
         return self.names.get(t) or f"a weight of shape {tuple(t.shape)} derived from parameters"
 
     def outside(self) -> bool:
-        """Tells whether a backward runs that is not ours, such as an adversarial step, without records."""
+        """Tells whether the running backward is the user's, as of an adversarial step, without records."""
         if not self.in_backward and torch.is_grad_enabled():
             raise UnsupportedError(
                 "The loss differentiates its own gradient. Use engine='vmap' or engine='loop'."
@@ -209,6 +210,6 @@ class Tracker(TorchFunctionMode):
         return not self.in_backward
 
     def add(self, weight: Tensor, record: Record, function: str) -> None:
-        """Keeps the record of a weight that a function used."""
+        """Keeps the record of a use of a weight by a function."""
         record.function = function
         self.uses.setdefault(id(weight), (weight, []))[1].append(record)

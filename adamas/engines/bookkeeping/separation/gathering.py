@@ -49,7 +49,7 @@ def index_select(call: Call) -> Found:
 
 
 def index_add(call: Call) -> Found:
-    """`x.index_add(dim, index, source)`, and `index_copy`."""
+    """Follows `x.index_add(dim, index, source)`, and `index_copy`."""
     x, dim, index, source = call.first, call.get(1, "dim"), call.get(2, "index"), call.get(3, "source")
     axis = axes_of(dim, x.dim())[0]
     place, own = call.place(x), call.place(source)
@@ -113,7 +113,7 @@ def scatter(call: Call) -> Found:
 
 
 def _scatter_rows(call: Call, x: Tensor, index: Tensor, source: Any, axis: int) -> Place | None:
-    """A scatter along the examples, where each row is written to a row of its own example."""
+    """Follows a scatter along the examples that writes each row to a row of its own example."""
     place, own = call.place(x), call.place(index)
     if place is None or own is None or place.axis != axis or own.axis != axis:
         return None
@@ -145,7 +145,7 @@ def ordered(call: Call) -> Found:
 
 
 def _inverse(picks: Picks, call: Call) -> Mark | None:
-    """The mark of the permutation that undoes another one."""
+    """Returns the mark of the permutation that undoes another one."""
     if picks.rows is None or picks.rows.chosen or picks.source != FIRST:
         return None
     return Mark(call.owner, FIRST, picks=Picks(Place(0, 1, 1, picks.rows), None), numbers=True)

@@ -63,7 +63,7 @@ class _Index:
 
     @staticmethod
     def _item(item: Any) -> Any:
-        """Makes tensors of lists, and numbers of tensors with one."""
+        """Turns lists into tensors, and tensors of one number into numbers."""
         if item is None or item is Ellipsis or isinstance(item, slice):
             return item
         if isinstance(item, bool):
@@ -96,7 +96,7 @@ class _Index:
         return (int(t.sum()),)
 
     def place(self) -> Found:
-        """Where the examples are in what the index picks."""
+        """Finds where the examples are in the picked part."""
         call, x = self.call, self.x
         place = call.place(x)
         data = [(axis, t) for axis, t in self.tensors if call.place(t) is not None]
@@ -130,14 +130,14 @@ class _Index:
         return found.shifted(self.at)
 
     def _check_numbers(self, place: Place | None) -> None:
-        """Raises if positions of examples pick something else than their own rows."""
+        """Raises if positions of examples pick anything but their own rows."""
         for axis, t in self.tensors:
             mark = self.call.mark(t)
             if mark is not None and mark.numbers and (place is None or axis != place.axis):
                 raise Mixing("indexing by the position of the examples in the batch")
 
     def _fixed(self, item: Any) -> bool:
-        """Tells whether what is taken from equal rows has the same size in every batch of two or more."""
+        """Tells whether the part taken from equal rows has the same size in every batch of two or more."""
         if not isinstance(item, slice):
             return True
         start, stop = item.start or 0, item.stop
@@ -147,7 +147,7 @@ class _Index:
         return 0 <= start <= stop <= 2
 
     def check_counts(self, place: Place | None) -> None:
-        """Raises if the number of examples says what is taken, but for a slice of their own axis."""
+        """Raises if the number of examples is an index, other than in a slice of their own axis."""
         for axis, item in self.by_axis.items():
             elsewhere = place is None or axis != place.axis
             if isinstance(item, Count) or (elsewhere and isinstance(item, slice) and _counts(item)):
@@ -166,7 +166,7 @@ class _Index:
         return place._replace(outer=max(0, stop - start) // size)
 
     def _masked(self, place: Place | None) -> Found:
-        """Rows that a mask chooses by the values of each example."""
+        """Follows rows that a mask chooses by the values of each example."""
         call = self.call
         if len(self.tensors) != 1:
             raise Mixing("indexing by a mask and other tensors is not followed")
@@ -180,10 +180,7 @@ class _Index:
 
 
 def picks_own(call: Call, index: Tensor, place: Place) -> bool:
-    """Tells whether an index along the examples picks, for each, rows that belong to it.
-
-    The index itself is looked at.
-    """
+    """Tells, by the values of an index along the examples, whether each example picks its own rows."""
     mark = call.mark(index)
     if mark is None or mark.place is None:
         return False
@@ -199,7 +196,7 @@ def picks_own(call: Call, index: Tensor, place: Place) -> bool:
 
 
 def chosen_rows(call: Call, mask: Tensor, place: Place) -> Rows:
-    """The rows where a mask is true, in order; the same for one mask asked twice."""
+    """Returns the rows where a mask is true, in order; the same object if one mask is used twice."""
     mark = call.mark(mask)
     assert mark is not None
     if mark.numbers:
@@ -230,7 +227,7 @@ def getitem(call: Call) -> Found:
 
 
 def setitem(call: Call) -> Found:
-    """Writes into a part: what is written must belong to the examples that it is written to."""
+    """Follows `x[index] = value`: the value must belong to the examples that it is written to."""
     x, index, value = call.args
     picked = _Index(call, x, index)
     if isinstance(value, Count):

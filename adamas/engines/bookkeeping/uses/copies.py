@@ -18,7 +18,7 @@ from adamas.errors import UnsupportedError
 
 
 def copies_of(recorder: Tracker, p: Tensor, shape: tuple[int, ...], function: str) -> Tensor:
-    """A copy of a weight for each example, of a shape that broadcasts with one example's data."""
+    """Returns a copy of a weight for each example, in a shape that broadcasts with one example's data."""
 
     def put(gradients: Tensor) -> None:
         if not recorder.outside():
@@ -31,7 +31,7 @@ def copies_of(recorder: Tracker, p: Tensor, shape: tuple[int, ...], function: st
 def expanded(
     recorder: Tracker, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
-    """A weight that is expanded or repeated over the examples: a copy for each."""
+    """Stands in for an expansion or repetition of a weight over the examples: a copy for each."""
     p = args[0]
     given = kwargs.get("size", kwargs.get("repeats", args[1:]))
     sizes = list(given[0]) if len(given) == 1 and not isinstance(given[0], SIZE) else list(given)
@@ -83,7 +83,7 @@ def elementwise(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dic
             own = shape[:axis] + shape[axis + 1 :]
             if simple:
                 return copies_of(recorder, value, own, name)
-            spread = (*shape[:axis], 1, 1, *shape[axis + 1 :])  # beside outer and inner, without the examples
+            spread = (*shape[:axis], 1, 1, *shape[axis + 1 :])  # for outer and inner, without the examples
             copies = copies_of(recorder, value, spread, name)
             if place.rows is not None:
                 copies = copies.index_select(0, place.rows.owner)

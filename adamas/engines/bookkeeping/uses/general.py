@@ -18,7 +18,7 @@ from adamas.engines.bookkeeping.uses.common import apply, detached
 
 
 def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any other function of weights and data."""
+    """Stands in for any function of weights and data, by vector-Jacobian products."""
     name = getattr(func, "__name__", str(func))
     flat, tree = tree_flatten((args, kwargs))
     weights, data, places = [], [], {}
@@ -55,7 +55,7 @@ def general(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _result_place(
     recorder: Tracker, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], title: str
 ) -> Place:
-    """Where the examples will be in the result of a call, by the table."""
+    """Finds where the examples will be in the result of a call, by the table."""
     with torch.no_grad():
         result = func(*args, **kwargs)
     rule = TABLE.get(func)
@@ -79,7 +79,7 @@ def _examples_back(t: Tensor, place: Place) -> Tensor:
 
 
 def _with_examples_first(func: Any, tree: Any, places: dict[int, Place], to: Place, n: int) -> Any:
-    """The function on data, and with a result, that have the examples first."""
+    """Returns the function with the examples first in its data and in its result."""
 
     def moved(*args: Any, **kwargs: Any) -> Tensor:
         flat, _ = tree_flatten((args, kwargs))

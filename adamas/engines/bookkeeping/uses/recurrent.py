@@ -120,7 +120,7 @@ def pad(
 
 
 def _unpacked(recorder: Tracker, packed: Tensor) -> tuple[Place, Place, Tensor]:
-    """The place of packed data, the order of its examples, and their lengths."""
+    """Returns the place of packed data, the order of its examples, and their lengths."""
     place = recorder.place(packed)
     known = recorder.packed.get(id(place.rows))
     if known is None or place != Place(0, 1, 1, place.rows):
@@ -129,7 +129,7 @@ def _unpacked(recorder: Tracker, packed: Tensor) -> tuple[Place, Place, Tensor]:
 
 
 def _start_states(recorder: Tracker, states: list[Tensor], place: Place) -> None:
-    """Marks first states that are constants, the same for each example."""
+    """Marks first states that are constants and the same for each example."""
     for s in states:
         mark = None if recorder.is_tracked(s) else recorder.mark(s)
         constant = mark is None or mark.made or mark.alike
@@ -150,7 +150,7 @@ def packed_rnn(
     training: bool,
     bidirectional: bool,
 ) -> Any:
-    """A fused recurrent module on packed sequences: padded, written out with frozen states, packed again."""
+    """Stands in for a fused recurrent module on packed sequences: pads, writes out, packs again."""
     _refuse_dropout(recorder, weights, dropout if training and count > 1 else 0.0)
     place, order, lengths = _unpacked(recorder, packed)
     states = list(state) if isinstance(state, tuple | list) else [state]
