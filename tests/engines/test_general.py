@@ -1,4 +1,4 @@
-"""Functions without a formula of their own: exact, in chunks of examples; the sum needs no gradients."""
+"""Functions without a norm formula: exact, in chunks of examples; the sum needs no gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def generals(engine: Bookkeeping) -> list[General]:
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """How many examples' gradients were made at a time."""
+    """Records how many gradients were computed at a time."""
     seen = []
     real = General.materialize
 

@@ -1,4 +1,10 @@
-"""Shared by tests: helpers of `models_by_hand`."""
+"""Small models as people write them by hand, and plain autograd to compare an engine with.
+
+`CASES` maps a name to a function that builds a model and its input: one case for each way in which a weight
+is used, from plain layers to tied, derived, checkpointed and frozen ones. `made` builds one in float64.
+`assert_exact` compares the fast engine with `one_by_one`, the gradient of each example alone, in three
+geometries.
+"""
 
 import copy
 import math
@@ -33,6 +39,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def one_by_one(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Gradients:
+    """Differentiates the loss of each example alone."""
     params = [p for p in model.parameters() if p.requires_grad]
     result = []
     for i in range(len(batch[0])):
@@ -44,6 +51,7 @@ def one_by_one(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = los
 
 
 def whitened_norms(gradients: Gradients, geometry: Geometry) -> Tensor:
+    """Computes the whitened norm of each example's gradient in float64."""
     totals = []
     for gradient in gradients:
         total = 0.0
@@ -55,6 +63,7 @@ def whitened_norms(gradients: Gradients, geometry: Geometry) -> Tensor:
 
 
 def summed(gradients: Gradients, weights: Tensor) -> dict[Tensor, Tensor]:
+    """Adds up weighted gradients; an example with weight 0 takes no part."""
     total = {p: torch.zeros_like(g) for p, g in gradients[0].items()}
     for w, gradient in zip(weights.tolist(), gradients, strict=True):
         if w:
@@ -64,6 +73,7 @@ def summed(gradients: Gradients, weights: Tensor) -> dict[Tensor, Tensor]:
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    """Asserts that two tensors agree, relative to the largest expected value."""
     assert actual.shape == expected.shape
     if not expected.numel():
         return
@@ -107,7 +117,7 @@ def assert_exact(
     gradients: Gradients | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Norms in three geometries, each from a new engine, and the weighted sum from each."""
+    """Compares norms in three geometries, each from a new engine, and the weighted sum from each."""
     expected = one_by_one(model, batch, loss) if gradients is None else gradients
     weights = some_weights(len(batch[0]))
     for geometry in geometries(model):
@@ -143,7 +153,7 @@ def param(*shape: int) -> nn.Parameter:
 
 
 def made(build: Callable[[], tuple[nn.Module, Tensor]], seed: int = 0) -> tuple[nn.Module, Batch]:
-    """Model and batch in float64, with parameters that are no ones and zeros."""
+    """Builds model and batch in float64, with parameters other than ones and zeros."""
     torch.manual_seed(seed)
     model, x = build()
     model = model.double()
@@ -857,3 +867,54 @@ for mode in (True, False):
             ).train(mode),
             torch.randn(B, 4, 8),
         )
+
+
+def vit() -> tuple[nn.Module, Tensor]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x)
+        h = torch.cat([m.cls.expand(h.shape[0], -1, -1), h], 1) + m.pos
+        return m.o(m.m(h).tanh()[:, 0])
+
+    parts = {"l": nn.Linear(7, 9), "m": nn.Linear(9, 9), "o": nn.Linear(9, 3)}
+    return Through(forward, **parts, cls=param(1, 1, 9), pos=param(1, 5, 9)), torch.randn(B, 4, 7)
+
+
+CASES["ViT"] = vit
+
+
+def expanded_over_places() -> tuple[nn.Module, Tensor]:
+    model = Through(lambda m, x: m.l((x + m.p.expand(3, 7)).tanh()), l=nn.Linear(7, 4), p=param(1, 7))
+    return model, torch.randn(B, 3, 7)
+
+
+CASES["a parameter expanded over three places, as many as the probe has examples"] = expanded_over_places
+
+
+def constant_after_data() -> tuple[nn.Module, Tensor]:
+    constant = torch.randn(4, 7, dtype=torch.float64)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = constant + x
+        return m.l((h + constant * m.p).tanh())
+
+    return Through(forward, l=nn.Linear(7, 3), p=param(7)), torch.randn(B, 4, 7)
+
+
+CASES["a constant that met data before it meets a parameter"] = constant_after_data
+
+
+def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Builds two linear layers with a tanh between them."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)).to(dtype)
+
+
+def rows(n: int, *size: int, seed: int = 1) -> Batch:
+    """Draws a batch for `mlp`."""
+    torch.manual_seed(seed)
+    return torch.randn(n, *(size or (7,)), dtype=torch.float64), 0.5 + torch.rand(n, dtype=torch.float64)
+
+
+def norms(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Tensor:
+    """Computes the norms of a batch in a flat ball, by the fast engine."""
+    return Bookkeeping(model, loss, batch).norms(ball(model))
