@@ -59,7 +59,7 @@ class Two(torch.autograd.Function):
 
 
 def reached() -> TensorDataset:
-    """Targets of 1, and one that is far away."""
+    """Makes targets of 1, and one that is far away."""
     x = gaussian().tensors[0]
     return TensorDataset(x, torch.tensor([[1.0]] * (N - 1) + [[1e4]]))
 
@@ -202,7 +202,7 @@ attack("module-pre-hook", with_hook("pre"), ce(), outlier())
 
 
 class Saved(torch.autograd.Function):
-    """Saves what it returns, and scales gradients by its largest number in the batch."""
+    """Saves its output, and scales gradients by the largest output in the batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Saved(torch.autograd.Function):
 
 
 class Kept(torch.autograd.Function):
-    """The same, with a copy of the batch that the forward made unseen."""
+    """The same, with a copy of the batch that the forward made out of sight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

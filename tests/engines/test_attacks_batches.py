@@ -95,7 +95,7 @@ def left_behind(examples: list[Any]) -> Any:
 
 
 def rounded(examples: list[Any]) -> Any:
-    """Times beside which a value of the batch is as small as a rounding."""
+    """Adds timestamps so large that a value of the batch is as small as their rounding."""
     x, y = stacked(examples)
     return torch.cat([x, 1.7e9 + 128 * x.abs().max().round().expand(len(x), 1)], 1), y
 
@@ -120,7 +120,7 @@ def random_and_rare(examples: list[Any]) -> Any:
 
 
 def random_draws(examples: list[Any]) -> Any:
-    """Draws more numbers if one example is large, so that no comparison tells mixing from other draws."""
+    """Draws more numbers if one example is large, so that comparisons cannot tell mixing from other draws."""
     x, y = stacked(examples)
     large = bool(x.abs().max() > 45)
     x = x + 1e-3 * torch.randn(len(x) + large, D)[: len(x)]
@@ -137,7 +137,7 @@ class AtOnce(Items):
 
 
 class Slots(dict[str, Tensor]):
-    """A mapping with an attribute that is no item, and no room for others."""
+    """A mapping with one attribute that is not an item, and slots for no other."""
 
     __slots__ = ("level",)
 
@@ -149,7 +149,7 @@ def in_slots(examples: list[Any]) -> Any:
 
 
 class List(list[Any]):
-    """A list that looks at its first tensor when it is made."""
+    """A list that reads its first tensor when it is made."""
 
     def __init__(self, parts: Any) -> None:
         super().__init__(parts)
@@ -162,7 +162,7 @@ class Pair(NamedTuple):
 
 
 class Levelled(Pair):
-    """A tuple that looks at its first tensor when it is made."""
+    """A tuple that reads its first tensor when it is made."""
 
     def __new__(cls, x: Tensor, y: Tensor) -> "Levelled":
         made = super().__new__(cls, x, y)
@@ -172,7 +172,7 @@ class Levelled(Pair):
 
 
 class Mapped(collections.UserDict[str, Tensor]):
-    """A mapping that looks at what is put into it."""
+    """A mapping that reads the items that are put into it."""
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         super().__setitem__(key, value)

@@ -30,7 +30,7 @@ from tests.support.attacks import (
 CASES = Attacks()
 attack = CASES.add
 
-# --- norms are taken of other gradients than are summed ---------------------------------------------------
+# --- gradients that change between norm and sum ---------------------------------------------------
 
 
 def _alternating(m: Any, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ attack(
 
 
 class Almost(nn.Module):
-    """A derived weight that is the parameter, but for one column."""
+    """A derived weight that equals the parameter except for one column."""
 
     def __init__(self, width: int, factor: float) -> None:
         super().__init__()

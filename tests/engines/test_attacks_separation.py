@@ -175,7 +175,7 @@ POOL.submit(int).result()
 
 
 def _before_in_a_thread(x: Tensor) -> Tensor:
-    """A thread that is there already, which no submission shows."""
+    """Uses a thread that runs already, so that no work is submitted to it."""
     answer: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
     POOL._work_queue.put(_Item(lambda: answer.put(level(x))))
     return answer.get()
@@ -189,7 +189,7 @@ class _Item:
 
 
 def _caught(x: Tensor) -> Any:
-    """Takes what it is refused once as a reason to try it again."""
+    """Catches a refusal, and tries the same call again."""
     largest = torch.Tensor(x)
     for _ in range(3):
         try:

@@ -144,7 +144,7 @@ UNWATCHED = {
 
 
 def _previous(m: Any, value: float) -> float:
-    """The value of the example before; the last example puts back what was there."""
+    """Returns the value of the example before; the last example restores the first state."""
     before, m.seen = m.seen, round(value)
     return float(before)
 
@@ -216,7 +216,7 @@ def _with_gradient(m: Any) -> None:
 
 
 def _seeded(seed: Callable[[int], Any], draw: Callable[[], float]) -> Callable[[], nn.Module]:
-    """The example before has seeded the generator: it draws a small number, or a large one."""
+    """Makes a model whose draw depends on the seed that the example before has set."""
 
     def largest(m: Any, value: float) -> float:
         drawn = draw()
@@ -253,7 +253,7 @@ def _counts(m: Any, value: float) -> float:
 
 
 class Remembering(torch.autograd.Function):
-    """Keeps a number in its backward, which no forward sees."""
+    """Keeps a number in its backward, out of sight of the forward."""
 
     largest = 1.0
 

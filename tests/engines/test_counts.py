@@ -46,7 +46,7 @@ def outcome(function, *args):
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.sampled_from(sorted(OPERATORS)), st.integers(1, 4), st.one_of(NUMBERS, FLOATS), st.booleans())
 def test_arithmetic_is_refused_or_a_multiple_in_every_batch(name, times, other, reflected):
-    """What is answered is the same multiple, or the same plain number, whatever the number of examples is."""
+    """An answer is the same multiple, or the same plain number, for every number of examples."""
     answers = []
     for n in (2, 3, 7):
         pair = (Count(times, Unit(n)), other)

@@ -44,7 +44,7 @@ def norms_of(loss, batch, model=None, engine=Bookkeeping):
 
 @pytest.fixture
 def without_probes(monkeypatch):
-    """Only the proof: a first batch is otherwise tried on a few examples, too."""
+    """Disables the trial of a first batch on a few examples, so that only the proof decides."""
     monkeypatch.setattr(bookkeeping, "check_loss", lambda *_: None)
 
 
@@ -155,7 +155,7 @@ def test_a_batch_of_one_after_a_larger_one():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-# What an integer of Python could not hide.
+# Uses that an integer of Python would answer.
 @pytest.mark.parametrize(
     "plain",
     [

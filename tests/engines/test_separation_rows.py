@@ -115,7 +115,7 @@ def test_rows_are_sound_and_complete(function):
 
 
 def is_foreign(function):
-    """Functions of C with other arguments than those of Python, whose calls are seldom followed."""
+    """Tells whether a function is one of C with other arguments than its Python form."""
     return function in vars(torch._C._nn).values() or label(function) in UNFOLLOWED
 
 
@@ -247,7 +247,7 @@ def test_indexing_is_sound_for_any_index(items, axis, fold, n, write):
 
 @pytest.mark.parametrize("name", ["sin", "exp", "tanh", "abs"])
 def test_vmap_agrees_that_examples_are_apart(name):
-    """The same for a few rows with the transform of torch that is made for it."""
+    """Compares a few rows with `torch.func.vmap`."""
     function = getattr(torch, name)
     for axis in range(3):
         case = yes(lambda f, x: f(x), Arg((3, 2), axis))
