@@ -17,15 +17,13 @@ from adamas.engines import Bookkeeping, Loop, trainable_parameters
 from adamas.engines.bookkeeping import derived
 from adamas.engines.bookkeeping.row_map import RowMap
 from tests.support.derived_weights import axes, over_root
-from tests.support.models_by_hand import (
-    B,
-    Through,
+from tests.support.models_by_hand import B, Through, param
+from tests.support.one_by_one import (
     ball,
     close,
     geometries,
     loss,
     one_by_one,
-    param,
     some_weights,
     summed,
     whitened_norms,

@@ -13,17 +13,14 @@ from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import records as records_module
 from adamas.engines.bookkeeping.general import General
 from adamas.errors import UnsupportedError
-from tests.support.models_by_hand import (
-    B,
-    Through,
+from tests.support.models_by_hand import B, Through, made, param
+from tests.support.one_by_one import (
     assert_exact,
     ball,
     close,
     geometries,
     loss,
-    made,
     one_by_one,
-    param,
     some_weights,
     summed,
     whitened_norms,

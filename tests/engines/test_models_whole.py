@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adamas.engines import ENGINES, Bookkeeping
 from adamas.models import wide_resnet
-from tests.support.models_by_hand import (
+from tests.support.one_by_one import (
     Gradients,
     ball,
     close,

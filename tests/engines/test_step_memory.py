@@ -19,7 +19,7 @@ from adamas.engines.bookkeeping.outer import Outer
 from adamas.engines.bookkeeping.records import Dense
 from adamas.noise import _BLOCK, GaussianNoise
 from adamas.privatize import privatize
-from tests.support.models_by_hand import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
+from tests.support.one_by_one import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
 
 N = 6
 NAN = float("nan")

@@ -8,7 +8,8 @@ import torch
 from adamas import Geometry
 from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import convolution
-from tests.support.models_by_hand import CASES, assert_exact, loss, made
+from tests.support.models_by_hand import CASES, made
+from tests.support.one_by_one import assert_exact, loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 

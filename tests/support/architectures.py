@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from adamas import UnsupportedError
 from adamas._nests import map_tensors
 from adamas.engines import ENGINES
-from tests.support.models_by_hand import Gradients, geometries, some_weights, summed, whitened_norms
+from tests.support.one_by_one import Gradients, geometries, some_weights, summed, whitened_norms
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
