@@ -1,4 +1,4 @@
-"""Engines: what turns a model, a loss and a batch into the two answers that privacy needs.
+"""Engines: answer the two questions that a private step asks about a model, a loss and a batch.
 
 An engine is made of `(model, loss, batch)` and answers `norms(geometry)`, the whitened gradient norm
 of each example, and `weighted_sum(weights)`, the weighted sum of the examples' gradients. Nothing else

@@ -1,4 +1,4 @@
-"""What an engine is, and the part that engines share which hold per-example gradients in chunks."""
+"""The protocol of engines, and the base class of those that hold per-example gradients in chunks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ class Engine(Protocol):
     """The two questions that a private gradient asks of a batch."""
 
     def norms(self, geometry: Geometry) -> Tensor:
-        """The norm of each example's gradient, whitened by the geometry: `(n,)`, float64.
+        """Returns the norm of each example's gradient, whitened by the geometry: `(n,)`, float64.
 
         The norm runs over all trainable parameters together. It is infinite or NaN for an example
         whose gradient is not finite.
@@ -32,18 +32,18 @@ class Engine(Protocol):
     def weighted_sum(
         self, weights: Tensor, out: Mapping[Tensor, Tensor] | None = None, *, accumulate: bool = False
     ) -> Mapping[Tensor, Tensor]:
-        """`sum_i weights[i] * g_i` for each trainable parameter.
+        """Returns `sum_i weights[i] * g_i` for each trainable parameter.
 
         An example with weight 0 takes no part, even if its gradient is not finite. The tensors of `out`, if
-        given, are overwritten, or with `accumulate` added to.
+        given, are overwritten, or added to with `accumulate`.
         """
 
 
 class EngineFactory(Protocol):
-    """How engines are made."""
+    """Makes engines."""
 
     def __call__(self, model: nn.Module, loss: Loss, batch: Any, /) -> Engine:
-        """An engine for one (micro-)batch."""
+        """Makes an engine for one (micro-)batch."""
 
 
 class Materialized(ABC):
@@ -66,11 +66,11 @@ class Materialized(ABC):
     @property
     @abstractmethod
     def parameters(self) -> list[Tensor]:
-        """The trainable parameters, each once."""
+        """Returns the trainable parameters, each once."""
 
     @abstractmethod
     def _gradients(self, rows: slice) -> Mapping[Tensor, Tensor]:
-        """The gradients of the examples in `rows`: `(k, *p.shape)` for each parameter."""
+        """Computes the gradients of the examples in `rows`: `(k, *p.shape)` for each parameter."""
 
     def norms(self, geometry: Geometry) -> Tensor:
         """See `Engine.norms`."""
@@ -106,7 +106,7 @@ class Materialized(ABC):
         return result
 
     def _check_same(self, index: int, gradients: Mapping[Tensor, Tensor], kept: Tensor) -> None:
-        """Raises if gradients that were computed again are longer than those whose norms were taken."""
+        """Raises if gradients that were computed again are longer than those that were measured."""
         if self._taken is None:
             return
         geometry, taken = self._taken
@@ -138,17 +138,17 @@ class Materialized(ABC):
 
 
 def _squares(gradients: Mapping[Tensor, Tensor], geometry: Geometry) -> Tensor:
-    """Squared whitened norms over all parameters together."""
+    """Computes squared whitened norms over all parameters together."""
     return torch.stack([geometry.squared_norms(p, g) for p, g in gradients.items()]).sum(0)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that take part in clipping and noise, by name; a shared one appears once."""
+    """Returns the parameters that take part in clipping and noise, by name; a shared one appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def empty_sums(params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """Memory for a weighted sum, in the type in which sums over examples are kept."""
+    """Allocates a weighted sum, in the type in which sums over examples are kept."""
     return {p: torch.empty(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device) for p in params}
 
 

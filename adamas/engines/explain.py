@@ -1,4 +1,4 @@
-"""Why a model is fast, slow or refused: for each parameter its use, the formula of its norm, its costs."""
+"""Explains why a model is fast, slow or refused: the use, norm formula and cost of each parameter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """What one parameter costs in a private step.
+    """The cost of one parameter in a private step.
 
     Attributes:
         parameter: Its name.
         shape: Its shape.
         function: The function, or functions, in which it meets data; "" if it has no use.
         formula: How the norms of its per-example gradients are taken.
-        seconds: For its norms and its weighted sum.
+        seconds: Time for its norms and its weighted sum.
         size: Bytes that are held for it from the backward to the sum; what several parameters share is
             counted for the first.
-        retaken: Examples whose gradient cancels by so much that it is taken in float64.
+        retaken: Examples whose gradient is computed in float64, because its terms nearly cancel.
     """
 
     parameter: str

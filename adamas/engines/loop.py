@@ -1,4 +1,4 @@
-"""One example at a time: the engine that is obviously right, and the oracle of all tests."""
+"""Computes one example at a time: slow, obviously right, and the reference of all tests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from adamas.engines.leaves import leaves_of
 class Loop(Materialized):
     """Calls the model on batches of one example and differentiates each loss by itself.
 
-    Needs: nothing but a model that takes a batch of one. Memory: the gradients of one example, beside
+    Needs: nothing but a model that takes a batch of one. Memory: the gradients of one example, and
     those that fit in the cache.
     """
 
@@ -37,7 +37,7 @@ class Loop(Materialized):
 
 
 def _gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
-    """Differentiates as a training loop does, since re-entrant checkpoints and the like know no other way."""
+    """Differentiates as a training loop does, which re-entrant checkpoints require."""
     leaves = {id(p): p for p in (*params, *leaves_of(loss))}.values()
     before = [p.grad for p in leaves]
     try:

@@ -52,7 +52,7 @@ def check_loss(model: nn.Module, loss: Loss, sample: Any) -> None:
 def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
     """Compares the loss of each of a few examples with that of the example alone.
 
-    An engine that computes each example by itself gives a loss that mixes examples another meaning.
+    A loss that mixes examples means something else to an engine that computes each example by itself.
     """
     n = batch_length(sample)
     if n > 1 and _differ(model, loss, sample, [_example(sample, i) for i in range(n)]):
@@ -60,7 +60,7 @@ def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
 
 
 def compare_padded(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> None:
-    """Compares the losses of examples that are padded to the longest with those of the examples as they are.
+    """Compares the losses of padded examples with those of the same examples without padding.
 
     Args:
         model: The model.
@@ -98,7 +98,7 @@ def _differ(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> 
 
 
 def _gradients_differ(model: nn.Module, together: Tensor, single: Tensor, tolerance: float) -> bool:
-    """Tells whether an example's gradient differs, which values need not show: of a last layer of zeros."""
+    """Tells whether an example's gradient differs; the losses agree if the last layer is 0."""
     params = [p for p in model.parameters() if p.requires_grad]
 
     def gradient(loss: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _gradients_differ(model: nn.Module, together: Tensor, single: Tensor, tolera
 
     try:
         pairs = [(gradient(a), gradient(b)) for a, b in zip(together, single, strict=True)]
-    except RuntimeError:  # a re-entrant checkpoint knows no such gradients
+    except RuntimeError:  # a re-entrant checkpoint does not support it
         return False
     return any(a.shape != b.shape or bool((a - b).norm() > tolerance * (b.norm() + 1e-20)) for a, b in pairs)
 
@@ -119,7 +119,7 @@ _DROPOUTS = {
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Makes dropout do nothing, and notes the 16-bit types that are met."""
+    """Disables dropout, and notes which 16-bit types the forward uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 
 class _Refusing(TorchFunctionMode):
-    """Refuses, before they run, calls that change state by the batch."""
+    """Refuses calls that would change state by the batch, before they run."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def _example(sample: Any, i: int) -> Any:
 
 @contextmanager
 def _evaluation(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Evaluation mode for some modules; afterwards each is in the mode in which it was."""
+    """Puts some modules into evaluation mode, and restores the mode of each."""
     was = [(module, module.training) for module in modules]
     try:
         for module, _ in was:

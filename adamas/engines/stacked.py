@@ -1,4 +1,4 @@
-"""Gradients that are already in hand, one per example: clients' updates, or the output of other code."""
+"""Takes gradients in hand, one per example: clients' updates, or the output of other code."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Per-example gradients by `torch.func.vmap`: any model that it accepts, in chunks of examples."""
+"""Computes per-example gradients with `torch.func.vmap`, in chunks of examples."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from adamas._nests import batch_length, map_tensors, named_tensors
 from adamas.engines.base import Loss, Materialized, check_losses, trainable_parameters
 from adamas.errors import UnsupportedError
 
-# Gradients of one chunk take at most this many bytes (but at least one example's).
+# Maximum bytes of gradients per chunk; a chunk has at least one example.
 _CHUNK_BYTES = 32 << 20
 
 
@@ -28,7 +28,7 @@ class Vmap(Materialized):
         model: The model, as it is; it is neither wrapped nor changed.
         loss: One loss per example.
         batch: Tensors with the example axis first, nested in mappings, lists or tuples.
-        chunk_size: Examples at a time; by default as many as fit 32 MiB of gradients.
+        chunk_size: Examples per chunk; by default as many as fit in 32 MiB of gradients.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, batch: Any, chunk_size: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Vmap(Materialized):
         return {p: result[f"model.{name}"].detach() for name, p in self._named.items()}
 
     def _one_loss(self, values: dict[str, Tensor], tensors: list[Tensor], chunk: Any) -> Tensor:
-        # vmap knows lists of tensors, not every container that a collate_fn may return.
+        # vmap supports lists of tensors, but not every container that a collate_fn may return.
         remaining = iter(tensors)
         example = map_tensors(lambda _: next(remaining).unsqueeze(0), chunk)
         losses = functional_call(self._objective, values, (example,))
@@ -74,7 +74,7 @@ class Vmap(Materialized):
 
 @contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """Runs checkpoints as plain functions, since vmap knows neither kind."""
+    """Runs checkpoints as plain functions, since vmap supports neither kind."""
 
     def apply(function: Any, preserve: bool, *args: Any) -> Any:
         return function(*args)

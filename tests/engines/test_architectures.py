@@ -1,7 +1,7 @@
-"""The fast engine on the architectures of `architectures.py`, against plain autograd one example at a time.
+"""The fast engine on architectures as people train them, against plain autograd one example at a time.
 
-Whatever the engine accepts is exact, an architecture that it is expected to serve is not refused, and what
-mixes the examples of a batch is.
+An architecture that the engine accepts must be exact, one that it is expected to serve must not be refused,
+and one that mixes the examples of a batch must be.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Norms are never too low, whatever cancels in them, and a sum gets no more than they say."""
+"""Norms are never too low, whatever cancels in them, and no example adds more to a sum than its norm."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,9 @@ from adamas.engines.bookkeeping.outer import Outer
 from adamas.engines.bookkeeping.records import Record, add_weighted_sum
 from tests.support.derived_weights import over_root
 
-LOW = 1e-6  # what a norm may be low by, and what an example may move a sum by beyond 1
-# What it may be high by: half of the largest error of a square that is added to it (1e-5), and what is added
-# for the rounding of the sum, which is largest for a few coordinates (3e-5).
+LOW = 1e-6  # how much a norm may be too low, and how far beyond 1 an example may move a sum
+# How much it may be too high: half of the largest error that is added to a square (1e-5), and the part for
+# the rounding of the sum, which is largest for few coordinates (3e-5).
 HIGH = 5e-5
 SMALL = 1e-6  # or this, where the whole norm is not larger
 
@@ -132,7 +132,7 @@ def losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 
 def influences(name: str, level: float, rule: str = "adam") -> list[float]:
-    """How far the whitened sum moves without the record at that level, and without another one."""
+    """Returns how far the whitened sum moves without the record at that level, and without another one."""
     make, shape = DOORS[name]
     torch.manual_seed(0)
     x = torch.randn(6, *shape)
@@ -193,7 +193,7 @@ def test_of_all_that_an_example_adds_its_norm_knows(name: str, full: bool, dtype
 
 
 def common(generator: torch.Generator, n: int, places: int, width: int) -> Tensor:
-    """Vectors at places that share a part of length 1 to 1e8, in one of several ways for each example."""
+    """Draws vectors at places that share a part of length 1 to 1e8, in one of several ways per example."""
     level = 10 ** (8 * torch.rand(n, 1, 1, generator=generator))
     apart = torch.randn(n, places, width, generator=generator)
     kinds = [
@@ -214,7 +214,7 @@ def common(generator: torch.Generator, n: int, places: int, width: int) -> Tenso
 
 
 def cancelling(generator: torch.Generator, n: int, places: int, width: int) -> Tensor:
-    """Output gradients that sum to nothing or to little, or do not."""
+    """Draws output gradients, some of which sum to zero or to little."""
     e = torch.randn(n, places, width, generator=generator)
     which = torch.randint(6, (n,), generator=generator)
     t = torch.arange(places)
@@ -274,7 +274,7 @@ assert 4 * sum(n for _, n in FORMS.values()) > 10_000
 
 
 def cases(name: str) -> Iterator[tuple[list[Record], nn.Parameter, Geometry, Tensor, Tensor]]:
-    """Records, their weight, a geometry, the true whitened gradients, and what rounds in float64."""
+    """Yields records, their weight, a geometry, the true whitened gradients, and their float64 rounding."""
     make, n = FORMS[name]
     for seed, (full, centred) in enumerate([(False, False), (False, True), (True, False), (True, True)]):
         generator = torch.Generator().manual_seed(100 + seed)
@@ -290,7 +290,7 @@ def cases(name: str) -> Iterator[tuple[list[Record], nn.Parameter, Geometry, Ten
 
 
 def rounding(records: list[Record], s: Tensor | float) -> Tensor:
-    """What an example's terms come to, by which float64 rounds."""
+    """Returns the total length of an example's terms, which scales the rounding of float64."""
     least = float(s.min()) if isinstance(s, Tensor) else s
     total = torch.zeros(records[0].n, dtype=torch.float64)
     for record in records:
@@ -311,7 +311,7 @@ def test_no_norm_is_below_the_true_one(name: str) -> None:
 def summed(
     records: list[Record], p: nn.Parameter, geometry: Geometry, weights: Tensor
 ) -> tuple[Tensor, float]:
-    """The whitened sum with these weights, and what subtracting a centre from it may round."""
+    """Returns the whitened sum with these weights, and a bound on rounding when a centre is subtracted."""
     out = torch.empty(p.shape)
     add_weighted_sum(records, weights, out, fresh=True)
     c, s = geometry.center_of(p), geometry.scale[p]
@@ -319,13 +319,13 @@ def summed(
         return out.double() / s, 0.0
     assert isinstance(c, Tensor)
     total = float(weights.sum())
-    # The door makes its ball smaller for it.
+    # The private sum shrinks its ball by as much.
     return (out.double() - total * c.double()) / s, 1e-7 * total * float((c.double() / s).norm())
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_no_sum_gets_more_than_norms_say(name: str) -> None:
-    """Examples by themselves, and what they add to the sum of all."""
+    """Checks examples by themselves, and their contribution to the sum of all."""
     for records, p, geometry, whitened, _ in cases(name):
         weights = clip_weights(squared_whitened_norms(records, p, geometry).sqrt())
         n = len(weights)

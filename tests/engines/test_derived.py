@@ -1,4 +1,4 @@
-"""Weights computed from parameters: the closed form of their norms, and the general path beside it."""
+"""Weights computed from parameters: the closed form of their norms, and the general path."""
 
 import copy
 from collections.abc import Callable
@@ -17,15 +17,13 @@ from adamas.engines import Bookkeeping, Loop, trainable_parameters
 from adamas.engines.bookkeeping import derived
 from adamas.engines.bookkeeping.row_map import RowMap
 from tests.support.derived_weights import axes, over_root
-from tests.support.models_by_hand import (
-    B,
-    Through,
+from tests.support.models_by_hand import B, Through, param
+from tests.support.one_by_one import (
     ball,
     close,
     geometries,
     loss,
     one_by_one,
-    param,
     some_weights,
     summed,
     whitened_norms,
@@ -174,7 +172,7 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What was asked of `RowMap`, and how often Jacobians were applied to single examples."""
+    """Counts calls of `RowMap`, and Jacobian products of single examples."""
     seen = Calls()
     fit, combined, general = RowMap.fit, RowMap._combined, derived._pulled_back
 
@@ -197,7 +195,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def assert_close_rows(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
-    """Relative for each example, unlike `close`."""
+    """Asserts equality relative to each example, unlike `close`."""
     assert actual.shape == expected.shape
     worst = float((actual / expected - 1).abs().max())
     assert worst <= tolerance, f"off by {worst:g}"

@@ -276,7 +276,7 @@ def geometries(draw: Any, params: list[Tensor]) -> Geometry:
 def gradients_one_by_one(
     model: nn.Module, loss: Callable[..., Tensor], examples: list[Any]
 ) -> list[dict[Tensor, Tensor]]:
-    """Plain autograd on batches of one example."""
+    """Runs plain autograd on batches of one example."""
     params = [p for p in model.parameters() if p.requires_grad]
     result = []
     for example in examples:
@@ -468,7 +468,7 @@ HOLDS_GRADIENTS = [
 
 
 def norms_of_single_examples(built: Any, n: int, model: nn.Module) -> Tensor:
-    """The norm of each example's gradient, asked for by weights that pick it alone."""
+    """Returns the norm of each example's gradient, from weighted sums of that example alone."""
     result = []
     for i in range(n):
         sums = built.weighted_sum(torch.eye(n, dtype=torch.float64)[i])
@@ -540,7 +540,7 @@ def test_a_model_without_randomness_does_not_touch_the_global_generator(engine):
 
 
 def traces(model: nn.Module) -> dict[str, Any]:
-    """All that an engine might leave behind on a model."""
+    """Collects everything that an engine might leave behind on a model."""
     return {
         "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
         "hooks": {
@@ -690,7 +690,7 @@ UNVMAPPABLE = {
 }
 
 
-# Layers over which vmap stumbles.
+# Layers that vmap does not accept.
 RECURRENT = {
     "GRU": lambda: Through(lambda m, x: m.layer(x)[0], layer=nn.GRU(3, 2, batch_first=True)),
     "GRUCell": lambda: Through(lambda m, x: m.layer(x[:, 0]), layer=nn.GRUCell(3, 2)),

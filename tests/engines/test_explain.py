@@ -1,4 +1,4 @@
-"""`explain`: which function, which formula, what share, for models whose answers are known."""
+"""`explain` names function, formula and share, for models whose answers are known."""
 
 import json
 import math
@@ -24,7 +24,7 @@ class Standardized(nn.Linear):
 
 
 class Everything(nn.Module):
-    """One parameter, at least, for each formula."""
+    """A model with at least one parameter for each formula."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions without a formula of their own: exact, in chunks of examples; the sum needs no gradients."""
+"""Functions without a norm formula: exact, in chunks of examples; the sum needs no gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +13,14 @@ from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import records as records_module
 from adamas.engines.bookkeeping.general import General
 from adamas.errors import UnsupportedError
-from tests.support.models_by_hand import (
-    B,
-    Through,
+from tests.support.models_by_hand import B, Through, made, param
+from tests.support.one_by_one import (
     assert_exact,
     ball,
     close,
     geometries,
     loss,
-    made,
     one_by_one,
-    param,
     some_weights,
     summed,
     whitened_norms,
@@ -69,7 +66,7 @@ def generals(engine: Bookkeeping) -> list[General]:
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """How many examples' gradients were made at a time."""
+    """Records how many gradients were computed at a time."""
     seen = []
     real = General.materialize
 

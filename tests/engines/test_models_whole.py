@@ -2,7 +2,7 @@
 
 Convolutional, recurrent and attention models as people train them: with dropout, with activation
 checkpointing, under autocast; Hugging Face models if `transformers` is installed, with adapters if `peft` is.
-All weights are random, so nothing is fetched.
+All weights are random, so nothing is downloaded.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adamas.engines import ENGINES, Bookkeeping
 from adamas.models import wide_resnet
-from tests.support.models_by_hand import (
+from tests.support.one_by_one import (
     Gradients,
     ball,
     close,
@@ -56,14 +56,14 @@ def labels() -> Tensor:
 
 
 def words(length: int = T) -> Tensor:
-    """Texts of different lengths, with repeated words and padding at the end."""
+    """Draws texts of different lengths, with repeated words and padding at the end."""
     ids = torch.randint(1, WORDS, (B, length))
     ids[:, 2] = ids[:, 0]
     return torch.where(present(length), ids, PADDING)
 
 
 def present(length: int = T) -> Tensor:
-    """Which words of each text are no padding; the first text has none."""
+    """Tells which words of each text are not padding; the first text has none."""
     return torch.arange(length) < length - torch.arange(B).unsqueeze(1) % 4
 
 
@@ -72,7 +72,7 @@ def classification(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def next_words(logits: Tensor, ids: Tensor) -> Tensor:
-    """The mean over a text's words, without its padding, of the loss of each word given those before it."""
+    """Averages, over a text's words without padding, the loss of each word given those before it."""
     losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
     kept = (ids[:, 1:] != PADDING).to(losses.dtype)
     return (losses * kept).sum(1) / kept.sum(1)
@@ -86,7 +86,7 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def run(reentrant: bool | None, part: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """Runs a part of a model, without checkpointing or with either kind of it."""
+    """Runs a part of a model, without checkpointing or with either kind."""
     return part(*inputs) if reentrant is None else checkpoint(part, *inputs, use_reentrant=reentrant)
 
 
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-16-4 as it was before standardised weights."""
+    """WRN-16-4 without standardised weights."""
 
     def __init__(self, dropout: float, reentrant: bool | None) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class AttentionBlock(nn.Module):
 
 
 class TiedTransformer(nn.Module):
-    """A language model whose embedding is its output head too, with learned positions."""
+    """A language model with learned positions, whose embedding is also its output head."""
 
     def __init__(self, width: int, dropout: float, reentrant: bool | None) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class TiedTransformer(nn.Module):
 
 
 def tied_transformer(length: int = T, dropout: float = 0.0, reentrant: bool | None = None) -> Built:
-    """For short texts the head's Gram matrices over the words are smaller than its gradients."""
+    """Builds the model; for short texts the head's Gram matrices are smaller than its gradients."""
     return TiedTransformer(16, dropout, reentrant), (words(length),), language
 
 
@@ -237,7 +237,7 @@ class Recurrent(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.dropout(self.embedding(ids))
-        # Masks are drawn in the order of memory, in which a recurrent module may have time or examples first.
+        # Masks are drawn in memory order; a recurrent module may have time or examples first.
         h = self.dropout(run(self.reentrant, lambda h: self.first(h)[0], h).contiguous())
         h = run(self.reentrant, lambda h: self.second(h)[0], h)
         return self.head(self.dropout(h.mean(1)))
@@ -257,7 +257,7 @@ def checkpointed(model: Any, reentrant: bool | None) -> Any:
 
 
 def visible(ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of attention: `(n, 1, T, T)`, so that the models take it as it is."""
+    """Returns the mask that is added to attention scores: `(n, 1, T, T)`, which the models take as it is."""
     hidden = torch.zeros(ids.shape, dtype=dtype).masked_fill(ids == PADDING, torch.finfo(dtype).min)
     return hidden[:, None, None, :].expand(-1, -1, ids.shape[1], -1)
 
@@ -269,7 +269,7 @@ def bert_classification(model: Any, batch: Batch) -> Tensor:
 
 
 def bert_sentence(model: Any, batch: Batch) -> Tensor:
-    """The mean over the words as a sentence's vector, as MiniLM is used."""
+    """Averages over the words to get a sentence's vector, as with MiniLM."""
     ids, types, targets = batch
     out = model(input_ids=ids, token_type_ids=types, attention_mask=visible(ids, model.dtype))
     kept = (ids != PADDING).to(model.dtype).unsqueeze(2)
@@ -312,7 +312,7 @@ def minilm(dropout: float = 0.0, reentrant: bool | None = None) -> Built:
 
 
 def gpt2_language(model: Any, batch: Batch) -> Tensor:
-    """Padding at the end is seen by no word before it, so that no mask is needed."""
+    """Makes a language model without a mask: no word sees the padding after it."""
     return next_words(model(input_ids=batch[0]).logits, batch[0])
 
 
@@ -383,7 +383,7 @@ HUGGING_FACE: dict[str, Callable[..., Built]] = {
 }
 MODELS = OWN | HUGGING_FACE
 
-# What is left out is large, or differs from a model that stays only in what one test is enough for.
+# Models that are left out are large, or differ from another one only in a part that one test covers.
 ONCE = {"WRN-16-4", "WRN-16-4, standardised", "tied transformer, long", "GPT-2, eager, masked"}
 MOST = [name for name in MODELS if name not in ONCE]
 
@@ -393,7 +393,7 @@ both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["not reent
 
 
 def made(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Built:
-    """Model in training mode, batch and loss, with parameters that are no ones and zeros."""
+    """Makes model in training mode, batch and loss, with parameters other than ones and zeros."""
     torch.manual_seed(0)
     model, batch, loss = MODELS[name](**options)
     with torch.no_grad():
@@ -406,7 +406,7 @@ def made(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> Built
 
 
 def together(model: nn.Module, batch: Batch, loss: Loss) -> Gradients:
-    """The gradient of each example's loss in a forward of the whole batch, with the masks that it draws."""
+    """Computes the gradient of each example's loss in a forward of the whole batch, with its masks."""
     params = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(SEED)
     losses = loss(model, batch)
@@ -417,13 +417,13 @@ def together(model: nn.Module, batch: Batch, loss: Loss) -> Gradients:
 
 
 def of_other(gradients: Gradients, model: nn.Module, other: nn.Module) -> Gradients:
-    """The gradients of a model as those of another one with the same parameters in the same order."""
+    """Maps gradients of a model to another one with the same parameters in the same order."""
     renamed = dict(zip(model.parameters(), other.parameters(), strict=True))
     return [{renamed[p]: g for p, g in each.items()} for each in gradients]
 
 
 def assert_answers(built: Built, expected: Gradients, which: slice = slice(None)) -> None:
-    """Norms in some geometries, each from a new engine, and the weighted sum from each."""
+    """Compares norms in some geometries, each from a new engine, and the weighted sum from each."""
     model, batch, loss = built
     weights = some_weights(B)
     total = summed(expected, weights)
@@ -514,7 +514,7 @@ def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
 
 @every_model
 def test_the_norms_of_float32_are_those_of_what_is_summed(name):
-    """So that the clipped sum has sensitivity 1 to within 1e-6, in float32 too."""
+    """The clipped sum has sensitivity 1 to within 1e-6, also in float32."""
     model, batch, loss = made(name, torch.float32)
     for geometry in geometries(model)[:2]:
         torch.manual_seed(SEED)
@@ -544,7 +544,7 @@ def hooks(model: nn.Module) -> dict[str, int]:
 
 
 def assert_ordinary(model: nn.Module, other: nn.Module, batch: Batch, loss: Loss) -> None:
-    """Bit for bit the other model, which no engine has seen; and it trains as the other does."""
+    """Asserts that a model equals, bit for bit, one that no engine has seen, and trains as it does."""
     assert hooks(model) == hooks(other)
     for a, b in zip(model.modules(), other.modules(), strict=True):
         assert type(a) is type(b)

@@ -1,4 +1,4 @@
-"""Opacus as an outsider: the same private gradients where it is right, and ours where it is not."""
+"""Compares private gradients with those of Opacus: equal where it is right, and correct where it is not."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def seeded(module, seed=0):
-    """The module with weights that depend on nothing but the seed."""
+    """Sets the weights of a module to values that depend on the seed only."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in module.parameters():
@@ -60,7 +60,7 @@ def loss(model, batch):
 
 
 def opacus_pair(model, *, lr=1.0, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1):
-    """Opacus's wrapped copy of a model, with SGD on it."""
+    """Makes Opacus's wrapped copy of a model, with SGD on it."""
     wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     optimizer = DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=lr),
@@ -275,7 +275,7 @@ def test_the_padding_row_of_an_embedding_has_a_gradient_in_opacus_and_none_here(
     wrapped, _ = opacus_pair(model)
     weighted(wrapped, (tokens, weights)).sum().backward()
     (q,) = wrapped.parameters()
-    assert not q.grad[0].any()  # torch knows what a padding row is
+    assert not q.grad[0].any()  # torch handles the padding row
     assert (q.grad_sample[:2, 0].abs() > 0.05).all()
 
     (p,) = model.parameters()
@@ -284,7 +284,7 @@ def test_the_padding_row_of_an_embedding_has_a_gradient_in_opacus_and_none_here(
         one = ours.weighted_sum(F.one_hot(torch.tensor(i), 3).double())[p]
         assert not one[0].any()
         torch.testing.assert_close(one[1:], q.grad_sample[i, 1:])
-    # So our norms are those of the gradients that the parameters get.
+    # Our norms are those of the gradients that the parameters get.
     norms = q.grad_sample[:, 1:].double().flatten(1).norm(dim=1)
     torch.testing.assert_close(ours.norms(Geometry.ball([p])), norms, rtol=1e-5, atol=0)
 

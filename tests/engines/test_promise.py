@@ -1,8 +1,8 @@
-"""One record moves the sum by at most 1: every way in which that was once broken, through the public door.
+"""One record moves the sum by at most 1: known ways to break this promise, through the public interface.
 
 A run has sampling rate 1 and its noise is silenced; one record is removed, and the whitened sums are
 compared.
-What cannot be bounded must be refused, with the reason.
+A loss whose influence cannot be bounded must be refused, with the reason.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def made(model: nn.Module, dataset: Dataset[Any], loss: Any = cross_entropy, **o
 
 
 def influence(run: PrivateRun, record: int, others: int = N) -> float:
-    """How far a record moves the whitened sum of a batch of all."""
+    """Returns how far a record moves the whitened sum over all records."""
     geometry = run_geometry(run)
     rest = [i for i in range(others) if i != record]
     sums = [
@@ -179,7 +179,7 @@ def test_a_loss_that_mixes_its_examples_is_refused(loss):
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
 def test_a_number_of_examples_on_the_right_of_a_float_is_refused(engine):
-    # A float on the left takes the value of an integer itself, without asking it.
+    # A float on the left reads the value of an integer without calling it.
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return cross_entropy(model, batch) * (1.0 / len(batch[0]))
 
@@ -275,7 +275,7 @@ def test_a_custom_function_whose_backward_keeps_examples_apart_is_exact():
 
 
 def test_a_captured_apply_is_refused():
-    apply = Shared.apply  # bound before anybody looks
+    apply = Shared.apply  # bound before the forward is followed
     with pytest.raises(UnsupportedError, match="Shared"):
         made(Through(lambda m, x: m.second(apply(m.first(x))), **layers()), data(5))
 

@@ -1,4 +1,4 @@
-"""What would break the promise in some batch of a run is refused: at the public door, on every engine.
+"""Models and losses that would break the promise in some batch are refused, on every engine.
 
 The promise: adding or removing any one record moves the whitened sum by at most 1.
 """
@@ -56,7 +56,7 @@ def train(run):
 
 
 def influence(run, indices, one):
-    """How far the whitened sum moves when one record is taken away."""
+    """Returns how far the whitened sum moves when one record is removed."""
     run.noise = Silent(0)
     sums = [
         joined(whitened_sums(run, release_of(run, rows, 0), run_geometry(run)))
@@ -111,7 +111,7 @@ def test_a_complex_parameter_that_is_frozen_or_held_as_two_real_ones_trains(engi
 
 
 class Weighted(TensorDataset):
-    """Examples with something beside their tensors."""
+    """Examples with an attribute besides their tensors."""
 
     def __init__(self, beside):
         super().__init__(*tensors())
@@ -201,7 +201,7 @@ def test_weights_that_float32_cannot_hold_are_zero(dtype, batch_size):
 
 
 class Box:
-    """An object without attributes of its own that one could see."""
+    """An object without visible attributes."""
 
     __slots__ = ("mean",)
 
@@ -303,7 +303,7 @@ def test_a_forward_that_changes_state_in_a_later_batch_is_refused(engine, what):
     assert run.ledger.entries == spent
     assert run.steps_done == 1
     if engine == "vmap" and what in ("parameter 'frozen' by memory", "extra state 'Stateful'"):
-        return  # the model holds a tensor of vmap's, which nobody can use any more
+        return  # the model holds a tensor of vmap's, which is no longer usable
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     for name, value in model.named_buffers():
         assert torch.equal(value, before[name]) or name == "long"
@@ -396,7 +396,7 @@ def test_the_state_of_a_loss_that_is_an_object_is_watched_too():
 
 
 class Counting(nn.Module):
-    """State that says nothing about the data: counters, flags, constants that are made again."""
+    """State that reveals nothing about the data: counters, flags, constants that are recomputed."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a step leaves behind: no cycles, no shared buffers, sums and noise added in place."""
+"""A step leaves no cycles and no shared buffers, and adds sums and noise in place."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ from adamas.engines.bookkeeping.outer import Outer
 from adamas.engines.bookkeeping.records import Dense
 from adamas.noise import _BLOCK, GaussianNoise
 from adamas.privatize import privatize
-from tests.support.models_by_hand import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
+from tests.support.one_by_one import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
 
 N = 6
 NAN = float("nan")
@@ -64,7 +64,7 @@ def conv() -> tuple[nn.Module, Tensor]:
 
 
 def few_pixels() -> tuple[nn.Module, Tensor]:
-    """The gradients of the second are large, so that its input is held."""
+    """Makes two layers; the second has large gradients, so that its input is kept."""
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1)), torch.randn(
         N, 3, 4, 4
     )
@@ -140,7 +140,7 @@ def release(
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Only reference counts free memory in here."""
+    """Disables the garbage collector, so that only reference counts free memory."""
     gc.collect()
     gc.disable()
     try:
@@ -150,7 +150,7 @@ def no_collector() -> Iterator[None]:
 
 
 def references(built: Bookkeeping) -> list[weakref.ref[Any]]:
-    """Weak references to the engine, its records and the tensors that these hold."""
+    """Returns weak references to the engine, its records and the tensors that these hold."""
     assert built._direct is not None
     held = [*built._direct.values(), *(records for _, records in built._derived)]
     found: list[Any] = [built, *(t for t, _ in built._derived)]

@@ -1,4 +1,4 @@
-"""Convolutions with both orders of their windows in memory, against one example at a time."""
+"""Convolutions with both memory orders of their windows, against one example at a time."""
 
 import math
 
@@ -8,7 +8,8 @@ import torch
 from adamas import Geometry
 from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import convolution
-from tests.support.models_by_hand import CASES, assert_exact, loss, made
+from tests.support.models_by_hand import CASES, made
+from tests.support.one_by_one import assert_exact, loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
@@ -18,7 +19,7 @@ NAMES = [name for name in CASES if name.startswith("conv")]
 
 @pytest.fixture
 def orders(monkeypatch):
-    """Which orders were used."""
+    """Records which orders were used."""
     seen = []
     init = convolution.Unfold.__init__
 
@@ -54,7 +55,7 @@ def test_many_channels_and_few_pixels_have_the_channels_last(channels, size, las
 
 @pytest.mark.parametrize("channels", [2, 16])
 def test_the_windows_of_a_large_image_are_not_held_together(channels):
-    """All windows of an image are 9 times as large as it; bands of them are no larger than a chunk."""
+    """All windows of an image take 9 times its memory; bands of them take no more than a chunk."""
     side = 4 * math.isqrt(convolution.CHUNK // channels)
     unfold = convolution.Unfold(torch.zeros(1, channels, side, side), 1, (3, 3), [1, 1], [1, 1], [1, 1], 1)
     held = [columns.numel() for _, columns in unfold(torch.ones(1, channels, side, side))]
@@ -70,7 +71,7 @@ def test_windows_are_not_held_until_the_sum():
     batch = (torch.randn(4, 32, 4, 4).double(), torch.rand(4).double())
     engine = Bookkeeping(model, loss, batch)
     geometry = Geometry(None, {p: torch.ones_like(p) for p in model.parameters()})
-    for _ in range(2):  # on the way, and from the records
+    for _ in range(2):  # in the backward, and from the records
         engine.norms(geometry)
         records = [r for each in engine._direct.values() for r in each]
         held = [r for r in records if isinstance(r, convolution.Convolution)]

@@ -30,7 +30,7 @@ from adamas.models import (
 )
 from adamas.models.minilm import _visible
 from adamas.models.wide_resnet import StandardizedConv2d
-from tests.support.models_by_hand import ball, close, some_weights
+from tests.support.one_by_one import ball, close, some_weights
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 

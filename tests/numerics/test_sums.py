@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adamas._numerics import sums_kernel as _sums_kernel
 from adamas._numerics.sums import row_products, row_sums, squared_norms
-from tests.support.models_by_hand import close
+from tests.support.one_by_one import close
 
 LANES, BLOCK, PIECE = _sums_kernel._LANES, _sums_kernel._BLOCK, _sums_kernel._PIECE
 WIDTHS = [1, LANES - 1, LANES, LANES + 1, BLOCK - 1, BLOCK, BLOCK + 65, PIECE - 1, PIECE, 2 * PIECE + 77]

@@ -1,11 +1,11 @@
-"""Architectures as people train them, tiny and with random weights: what the fast engine is judged on.
+"""Architectures as people train them, tiny and with random weights, to judge the fast engine on.
 
 A registry of factories. `ARCHITECTURES[name].build(n)` makes a model, a loss with one value for each example,
 and a batch of `n` examples whose tensors have the example axis first. Hugging Face models come from
-`transformers`, adapters from `peft`; both are imported in the factories only. Nothing is fetched. `MIXED` has
-models and losses in which the examples of a batch meet, which no engine may accept.
+`transformers`, adapters from `peft`; both are imported in the factories only. Nothing is downloaded.
+`MIXED` has models and losses that mix the examples of a batch, which no engine may accept.
 
-    python tests/architectures.py [part of a name ...]
+    python -m tests.support.architectures [part of a name ...]
 
 prints for each architecture whether the fast engine accepts it, how exact it is, and the seconds for building
 it, for plain autograd one example at a time, and for the engine.
@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from adamas import UnsupportedError
 from adamas._nests import map_tensors
 from adamas.engines import ENGINES
-from tests.support.models_by_hand import Gradients, geometries, some_weights, summed, whitened_norms
+from tests.support.one_by_one import Gradients, geometries, some_weights, summed, whitened_norms
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
@@ -62,7 +62,7 @@ class Architecture:
     frozen: bool = True
 
     def build(self, n: int = N) -> Built:
-        """Makes it, in training mode and with parameters that are no ones and zeros."""
+        """Builds it in training mode, with parameters other than ones and zeros."""
         dtype = self.dtype
         torch.manual_seed(0)
         model, loss, batch = self.factory(n)
@@ -100,17 +100,17 @@ def labels(n: int) -> Tensor:
 
 
 def lengths(n: int, length: int = T) -> Tensor:
-    """Different lengths in no order; the first example has no padding."""
+    """Returns different lengths in no order; the first example has no padding."""
     return length - torch.arange(n) * 2 % 3
 
 
 def present(n: int, length: int = T) -> Tensor:
-    """Which words of each text are no padding."""
+    """Tells which words of each text are not padding."""
     return torch.arange(length) < lengths(n, length).unsqueeze(1)
 
 
 def words(n: int, length: int = T) -> Tensor:
-    """Texts of different lengths, with repeated words and padding at the end."""
+    """Draws texts of different lengths, with repeated words and padding at the end."""
     ids = torch.randint(2, WORDS, (n, length))
     ids[:, 2] = ids[:, 0]
     return torch.where(present(n, length), ids, PADDING)
@@ -121,12 +121,12 @@ def text(n: int, length: int = T) -> dict[str, Tensor]:
 
 
 def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the model takes: all but the targets."""
+    """Returns the model's inputs: all tensors but the targets."""
     return {key: x for key, x in batch.items() if key != "targets"}
 
 
 def token_losses(logits: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-    """The mean of the losses of a text's words, without those that are not kept."""
+    """Averages the losses of a text's words that are kept."""
     losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     weights = kept.to(losses.dtype)
     return (losses * weights).sum(1) / weights.sum(1)
@@ -142,7 +142,7 @@ def next_words(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def next_words_unmasked(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """For models that take no mask."""
+    """Computes losses of models that take no mask."""
     ids, mask = batch["input_ids"], batch["attention_mask"]
     return token_losses(model(input_ids=ids).logits[:, :-1], ids[:, 1:], mask[:, 1:])
 
@@ -157,7 +157,7 @@ def translated(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def squared(output: Callable[[Any], Tensor]) -> Loss:
-    """The square distance of an output, flat for each example, to nothing in particular."""
+    """Computes the squared distance of an output, flat for each example, to an arbitrary point."""
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
         out = output(model(**batch)).flatten(1)
@@ -167,7 +167,7 @@ def squared(output: Callable[[Any], Tensor]) -> Loss:
 
 
 def hidden_mean(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """The mean over the words as a sentence's vector."""
+    """Averages over the words to get a sentence's vector."""
     out = model(**batch).last_hidden_state
     kept = batch["attention_mask"].to(out.dtype).unsqueeze(2)
     vectors = (out * kept).sum(1) / kept.sum(1)
@@ -175,7 +175,7 @@ def hidden_mean(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def plain_classified(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """The last tensor is the labels, the others are what the model takes."""
+    """Computes losses of a classifier; the last tensor holds the labels, the others are the inputs."""
     return F.cross_entropy(model(*batch[:-1]), batch[-1], reduction="none")
 
 
@@ -212,7 +212,7 @@ SMALL: dict[str, Any] = dict(
 def texts(
     model: str, config: str, *, loss: Loss = classified, length: int = T, extra: Any = None, **options: Any
 ) -> Callable[[int], Built]:
-    """A model of texts with padding; targets are classes, or words where the loss asks for them."""
+    """Makes a model of texts with padding; targets are classes, or words if the loss needs them."""
 
     def build(n: int) -> Built:
         batch = text(n, length)
@@ -468,7 +468,7 @@ def register_decoders() -> None:
         "Mamba",
         "Mamba2",
         "RecurrentGemma",
-    }  # whose norms or scans are of float32, whatever the model is
+    }  # their norms or scans compute in float32, whatever the model's type
     for name, kind, options in small:
         loss = next_words_unmasked if kind == "Rwkv" else next_words
         factory = texts(f"{kind}ForCausalLM", f"{kind}Config", loss=loss, **options)
@@ -487,7 +487,7 @@ def register_decoders() -> None:
     register(
         "Mixtral, grouped",
         texts("MixtralForCausalLM", "MixtralConfig", loss=next_words, **experts),
-        dtype=torch.float32,  # torch's grouped product knows no other
+        dtype=torch.float32,  # torch's grouped product supports no other type
         tolerance=1e-4,
         expected="sorts the tokens of all texts by their experts",
     )
@@ -1592,7 +1592,7 @@ def register_plain() -> None:
 
 
 def mixing(between: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
-    """Two layers with something between them in which examples meet."""
+    """Makes two layers, with a function between them that mixes examples."""
     return plain(
         lambda m, x: m.head(torch.tanh(m.second(between(torch.tanh(m.first(x)))))),
         two_layers,
@@ -1601,7 +1601,7 @@ def mixing(between: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
 
 
 def losing(change: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
-    """Two layers, and losses that meet."""
+    """Makes two layers, and losses that mix examples."""
 
     def build(n: int) -> Built:
         model, loss, batch = mixing(lambda h: h)(n)
@@ -1682,7 +1682,7 @@ def balanced(n: int) -> Built:
 
 
 def register_mixed() -> None:
-    """Adds what must be refused, with the reason."""
+    """Adds models and losses that must be refused, with the reason."""
 
     def add(name: str, factory: Callable[[int], Built], **options: Any) -> None:
         MIXED[name] = Architecture(factory, expected="mixes the examples of a batch", **options)
@@ -1777,15 +1777,15 @@ register_mixed()
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an engine made of an architecture.
+    """The result of an engine on an architecture.
 
     Attributes:
         outcome: "exact", "wrong", "refused" by the engine, or "failed" with an error that is no refusal.
         text: The message of a refusal or error, or where the largest error is.
         error: The largest relative error of a norm or a sum.
         idle: Trainable parameters without a gradient for any example: they prove nothing.
-        trainable: How many trainable parameters there are.
-        seconds: What building, plain autograd and the engine's answers took.
+        trainable: The number of trainable parameters.
+        seconds: Time for building, plain autograd and the engine's answers.
     """
 
     outcome: str
@@ -1797,12 +1797,12 @@ class Verdict:
 
 
 def rows(batch: Batch, some: slice) -> Batch:
-    """Some examples of a batch."""
+    """Selects some examples of a batch."""
     return map_tensors(lambda x: x[some], batch)
 
 
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch, n: int) -> Gradients:
-    """The gradient of each example alone, by `backward`: models with a backward inside allow nothing else."""
+    """Computes each example's gradient alone, by `backward`: models with a backward inside need it."""
     params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     result = []
     for i in range(n):
@@ -1852,11 +1852,11 @@ def judged(architecture: Architecture, n: int = N, engine: str = "bookkeeping") 
 
 def _distance(actual: Tensor, expected: Tensor, scale: float) -> float:
     worst = float((actual - expected).abs().max()) / scale
-    return worst if worst == worst else float("inf")  # NaN is no small error
+    return worst if worst == worst else float("inf")  # NaN is not a small error
 
 
 def survey(*parts: str, n: int = N, engine: str = "bookkeeping") -> dict[str, Verdict]:
-    """Prints what an engine makes of each architecture whose name has one of some parts in it."""
+    """Prints the verdict on each architecture whose name contains one of some parts."""
     torch.set_num_threads(1)
     verdicts = {}
     for name, architecture in (ARCHITECTURES | MIXED).items():

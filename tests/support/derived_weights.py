@@ -1,13 +1,19 @@
-"""Shared by tests: helpers of `derived_weights`."""
+"""A weight that is computed from a parameter: standardised rows, as in networks without batch normalisation.
+
+The fast engine has a closed form for the norms behind such a weight; tests of derived weights and of
+certified norms both use it.
+"""
 
 import torch
 from torch import Tensor
 
 
 def axes(w: Tensor) -> tuple[int, ...]:
+    """Returns the axes within a row of a weight: all but the first."""
     return tuple(range(1, w.dim()))
 
 
 def over_root(w: Tensor) -> Tensor:
+    """Standardises each row, with a small number under the root."""
     var, mean = torch.var_mean(w, dim=axes(w), keepdim=True, unbiased=False)
     return (w - mean) * torch.rsqrt(var + 1e-5)

@@ -1,7 +1,10 @@
-"""Shared by tests: helpers of `models_by_hand`."""
+"""Small models as people write them by hand.
+
+`CASES` maps a name to a function that builds a model and its input: one case for each way in which a weight
+is used, from plain layers to tied, derived, checkpointed and frozen ones. `made` builds one in float64.
+"""
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,113 +14,11 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from adamas import Geometry
-from adamas.engines import Bookkeeping, trainable_parameters
+from tests.support.one_by_one import (
+    Batch,
+)
 
 B = 5  # examples; neither the size of a probe nor a width of a layer
-
-
-TOLERANCE = 1e-9
-
-
-Gradients = list[dict[Tensor, Tensor]]
-
-
-Batch = tuple[Tensor, ...]
-
-
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """A different, non-linear loss for each example; `batch[1]` is the example's own factor."""
-    out = model(batch[0]).flatten(1)
-    return batch[1] * (out.square().sum(1) + (3 * out).sin().sum(1))
-
-
-def one_by_one(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Gradients:
-    params = [p for p in model.parameters() if p.requires_grad]
-    result = []
-    for i in range(len(batch[0])):
-        value = loss(model, tuple(x[i : i + 1] for x in batch)).sum()
-        gradients = torch.autograd.grad(value, params, allow_unused=True)
-        zipped = zip(params, gradients, strict=True)
-        result.append({p: torch.zeros_like(p) if g is None else g.detach() for p, g in zipped})
-    return result
-
-
-def whitened_norms(gradients: Gradients, geometry: Geometry) -> Tensor:
-    totals = []
-    for gradient in gradients:
-        total = 0.0
-        for p, g in gradient.items():
-            c = 0.0 if geometry.center is None else geometry.center.get(p, 0.0)
-            total += float((((g.double() - c) / geometry.scale[p]) ** 2).sum())
-        totals.append(math.sqrt(total))
-    return torch.tensor(totals, dtype=torch.float64)
-
-
-def summed(gradients: Gradients, weights: Tensor) -> dict[Tensor, Tensor]:
-    total = {p: torch.zeros_like(g) for p, g in gradients[0].items()}
-    for w, gradient in zip(weights.tolist(), gradients, strict=True):
-        if w:
-            for p, g in gradient.items():
-                total[p] += w * g
-    return total
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape
-    if not expected.numel():
-        return
-    scale = 1 + float(expected.abs().max())
-    worst = float((actual - expected).abs().max())
-    assert worst <= tolerance * scale, f"off by {worst:g} at size {scale:g}"
-
-
-def ball(model: nn.Module, radius: float = 1.0) -> Geometry:
-    return Geometry.ball(trainable_parameters(model).values(), radius)
-
-
-def geometries(model: nn.Module, seed: int = 7) -> list[Geometry]:
-    """A flat ball; a centre with a scale per coordinate; a centre with one scale for each parameter."""
-    draw = torch.Generator().manual_seed(seed)
-    params = list(trainable_parameters(model).values())
-
-    def center() -> dict[Tensor, Tensor]:
-        return {p: 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in params}
-
-    scale = {p: 0.5 + torch.rand(p.shape, generator=draw, dtype=p.dtype) for p in params}
-    return [
-        ball(model, 0.8),
-        Geometry(center(), scale),
-        Geometry(center(), {p: 0.7 + 0.1 * i for i, p in enumerate(params)}),
-    ]
-
-
-def some_weights(n: int, seed: int = 8) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    weights = 0.2 + torch.rand(n, generator=draw, dtype=torch.float64)
-    if n > 2:
-        weights[1] = 0.0
-    return weights
-
-
-def assert_exact(
-    model: nn.Module,
-    batch: Batch,
-    loss: Callable[..., Tensor] = loss,
-    gradients: Gradients | None = None,
-    tolerance: float = TOLERANCE,
-) -> None:
-    """Norms in three geometries, each from a new engine, and the weighted sum from each."""
-    expected = one_by_one(model, batch, loss) if gradients is None else gradients
-    weights = some_weights(len(batch[0]))
-    for geometry in geometries(model):
-        built = Bookkeeping(model, loss, batch)
-        close(built.norms(geometry), whitened_norms(expected, geometry), tolerance)
-        sums = built.weighted_sum(weights)
-        total = summed(expected, weights)
-        assert set(sums) == set(total)
-        for p, value in total.items():
-            close(sums[p], value, tolerance)
 
 
 class Through(nn.Module):
@@ -143,7 +44,7 @@ def param(*shape: int) -> nn.Parameter:
 
 
 def made(build: Callable[[], tuple[nn.Module, Tensor]], seed: int = 0) -> tuple[nn.Module, Batch]:
-    """Model and batch in float64, with parameters that are no ones and zeros."""
+    """Builds model and batch in float64, with parameters other than ones and zeros."""
     torch.manual_seed(seed)
     model, x = build()
     model = model.double()
@@ -857,3 +758,49 @@ for mode in (True, False):
             ).train(mode),
             torch.randn(B, 4, 8),
         )
+
+
+def vit() -> tuple[nn.Module, Tensor]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.l(x)
+        h = torch.cat([m.cls.expand(h.shape[0], -1, -1), h], 1) + m.pos
+        return m.o(m.m(h).tanh()[:, 0])
+
+    parts = {"l": nn.Linear(7, 9), "m": nn.Linear(9, 9), "o": nn.Linear(9, 3)}
+    return Through(forward, **parts, cls=param(1, 1, 9), pos=param(1, 5, 9)), torch.randn(B, 4, 7)
+
+
+CASES["ViT"] = vit
+
+
+def expanded_over_places() -> tuple[nn.Module, Tensor]:
+    model = Through(lambda m, x: m.l((x + m.p.expand(3, 7)).tanh()), l=nn.Linear(7, 4), p=param(1, 7))
+    return model, torch.randn(B, 3, 7)
+
+
+CASES["a parameter expanded over three places, as many as the probe has examples"] = expanded_over_places
+
+
+def constant_after_data() -> tuple[nn.Module, Tensor]:
+    constant = torch.randn(4, 7, dtype=torch.float64)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = constant + x
+        return m.l((h + constant * m.p).tanh())
+
+    return Through(forward, l=nn.Linear(7, 3), p=param(7)), torch.randn(B, 4, 7)
+
+
+CASES["a constant that met data before it meets a parameter"] = constant_after_data
+
+
+def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Builds two linear layers with a tanh between them."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)).to(dtype)
+
+
+def rows(n: int, *size: int, seed: int = 1) -> Batch:
+    """Draws a batch for `mlp`."""
+    torch.manual_seed(seed)
+    return torch.randn(n, *(size or (7,)), dtype=torch.float64), 0.5 + torch.rand(n, dtype=torch.float64)

@@ -1,13 +1,13 @@
-r"""What rounding may have taken from a norm: bounds that come along with it, and who is to be taken again.
+r"""Bounds on the rounding error of a norm, and the choice of examples to compute again in float64.
 
 A norm that is too low lets an example into the sum with too large a weight. Closed forms expand a square into
 terms that may cancel: over :math:`T` places, :math:`|G|^2 = \sum_{tt'} \langle a_t, a_{t'} \rangle
 \langle e_t, e_{t'} \rangle` loses all digits if the inputs share a large part and the output gradients sum
-to little. And what cancels in the norm cancels in the sum as well, where the rounding of the terms stays.
+to little. Terms that cancel in the norm cancel in the sum as well, but their rounding errors stay.
 
-Bounds are those of rounding errors that are independent of one another unless the numbers are the same: a
-worst case that no data comes near would take all examples again. Their constants are several times what
-was measured; `docs/design.md` has the numbers.
+The bounds assume that rounding errors are independent unless the numbers are equal: worst-case bounds, which
+no data comes near, would send every example to float64. Their constants are several times the errors that
+were measured; `docs/proof.md` has the numbers.
 """
 
 import math
@@ -18,24 +18,24 @@ from torch import Tensor
 
 from adamas._numerics.sums import accumulation_dtype
 
-# An error of a square up to this share of it is added to it: the norm is high by at most half of it.
+# A relative error of a square up to this is added to it: the norm is high by at most half of that.
 _WIDEST = 2e-5
-# So small a share is left as it is: the norm may be low by half of it.
+# A relative error below this is ignored: the norm may be low by half of it.
 LEFT = 1e-6
-# The same as the first for what rounding may add to an example's part of the sum, as a share of the norm.
+# As the first, for the rounding error of an example's part of the sum, relative to the norm.
 _WIDEST_SUM = 5e-4
-# No example of so small a whitened norm is taken again: clipping leaves it as it is.
+# Examples with a smaller whitened norm are not computed again: clipping leaves them as they are.
 _HARMLESS = 1e-6
 
-# Rounding errors of a product of two vectors, in units of |x| |y|: sequential sums within a block of so many
-# terms. Vectors of equal numbers have by far the largest, as each step rounds in the same direction.
+# Rounding error of a product of two vectors, in units of |x| |y|: sums are sequential within a block of this
+# many terms. Vectors of equal numbers have by far the largest error: each step rounds in the same direction.
 _BLOCK = 192
 _PER_TERM = 0.2
 _LEAST = 4
-# Those of sums over the places, in units of the sum of the terms' lengths: of the whole matrix, and along it.
+# Those of sums over places, in units of the sum of the terms' lengths: over the whole matrix, and along it.
 _OF_SUM = 32
 _ALONG = 10
-# Those of a norm that is taken directly.
+# Those of a norm that is computed directly.
 OF_NORM = 8
 # Where a Jacobian leaves less than this share of a square, rounding errors of products with it count; the
 # example's part of a sum is then made so small that the norm is this many roundoffs of that before it.
@@ -44,25 +44,25 @@ _GUARD = 65536
 
 
 def unit(dtype: torch.dtype) -> float:
-    """The unit roundoff of matrix products of a type."""
+    """Returns the unit roundoff of matrix products of a type."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return 2.0**-9  # bfloat16, and TF32 is below it
     return torch.finfo(dtype).eps / 2
 
 
 def of_products(length: int, dtype: torch.dtype) -> float:
-    """A bound on the rounding error of a product of two vectors, in units of their lengths."""
+    """Bounds the rounding error of a product of two vectors, in units of their lengths."""
     return (_LEAST + _PER_TERM * min(length, _BLOCK)) * unit(dtype)
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """The norm of each row, good enough for a bound, and infinite beyond the number type."""
+    """Returns the norm of each row, precise enough for a bound; infinite on overflow."""
     result: Tensor = torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))).double()
     return result
 
 
 class Squares(NamedTuple):
-    """Squared norms, and what their rounding errors depend on, `(n,)` in float64.
+    """Squared norms, and the quantities that bound their rounding errors, `(n,)` in float64.
 
     Attributes:
         values: The squared norms, as computed.
@@ -78,13 +78,13 @@ class Squares(NamedTuple):
     dtype: torch.dtype
 
     def part(self, rows: Tensor, terms: Tensor | None) -> "Squares":
-        """Those of some examples, with other terms."""
+        """Returns the squares of some examples, with other terms."""
         return Squares(
             self.values[rows], None if self.errors is None else self.errors[rows], terms, self.dtype
         )
 
     def scaled(self, s: float) -> "Squares":
-        """Those of the vectors divided by a number."""
+        """Returns the squares of the vectors divided by a number."""
         if s == 1.0:
             return self
         errors = None if self.errors is None else self.errors / s / s
@@ -93,7 +93,7 @@ class Squares(NamedTuple):
         )
 
     def around(self, products: Tensor, constant: float, of_products: float, s: float) -> "Squares":
-        """Those around a centre, by expansion.
+        """Returns the squares of the differences to a centre, by expansion.
 
         Args:
             products: Inner products with the centre.
@@ -108,11 +108,11 @@ class Squares(NamedTuple):
         return Squares(self.values - 2 * products / s / s + constant, errors, self.terms, self.dtype)
 
     def certified(self, size: int, harmless: float = _HARMLESS) -> tuple[Tensor, Tensor | None]:
-        """Squares that are not below the true ones, nor what a sum gets; and who is to be taken again.
+        """Raises squares to bounds on the true ones and on what a sum gets; tells whom to compute again.
 
         Args:
             size: Number of coordinates of a gradient.
-            harmless: A norm below which no example is taken again.
+            harmless: Examples with a norm below this are not computed again.
         """
         if self.errors is None and self.terms is None:
             return self.values, None
@@ -134,7 +134,7 @@ class Squares(NamedTuple):
 
 
 def behind_jacobian(squares: Tensor, before: Tensor, dtype: torch.dtype) -> Tensor:
-    """Squares of Jacobian products, raised until the rounding of such a product with a sum is small.
+    """Raises squares of Jacobian products until the rounding of such a product with a sum is small.
 
     Args:
         squares: `|J^T G|^2`.

@@ -16,18 +16,18 @@ from adamas.geometry import Value
 
 aten = torch.ops.aten
 
-# Windows are copied with the channels last where this makes stretches so many times as long: turning the
-# images costs as much as it saves with less.
+# Windows are copied with the channels last if contiguous stretches become at least this many times longer;
+# below that, transposing the images costs as much as it saves.
 _LONG = 8
 
-# The windows of one image are copied all at once while they hold at most so many numbers.
+# The windows of one image are copied all at once if they hold at most this many numbers.
 _LARGE = 4 * CHUNK
 
 
 class Convolution(Record):
     """A convolution: inputs `(n, ci, *size)` and output gradients `(n, co, *out)`."""
 
-    # A convolution's activations are a small part of those that a model holds, and its gradients are costly.
+    # Its activations are a small part of those that a model holds, and its gradients are costly.
     most_kept = 5
 
     def __init__(
@@ -72,7 +72,7 @@ class Convolution(Record):
         return row_products(by_input, of_x).sqrt_()
 
     def chunk(self) -> int:
-        """Examples whose unfolded images and gradients fit the cache."""
+        """Returns the number of examples whose unfolded images and gradients fit in the cache."""
         unfolded = self.x.shape[1] * math.prod(self.shape[2:]) * self.e.shape[2:].numel()
         return min(max(1, self.n), chunk_length(max(unfolded, math.prod(self.shape))))
 
@@ -80,9 +80,9 @@ class Convolution(Record):
         return self.materialize_into(self.empty(self.x[rows].shape[0], by_rows=False), rows)
 
     def empty(self, count: int, *, by_rows: bool) -> Tensor:
-        """A buffer for the gradients of some examples, in memory in the order in which they are made fastest.
+        """Allocates a buffer for gradients, in the memory order in which they are computed fastest.
 
-        The window is next to the input channels, or the output channels are last, unless it is `by_rows`.
+        The windows follow the input channels, or the output channels are last, unless `by_rows`.
         """
         co, ci, *window = self.shape
         if self._unfold.channels_last:
@@ -145,7 +145,7 @@ class Convolution(Record):
         return (self.x, self.e)
 
     def gram_pays(self) -> bool:
-        """Many channels and few pixels: the Gram matrix of the padded pixels is smaller than the weights."""
+        """Tells whether the Gram matrix of the padded pixels is smaller than the weights: few pixels."""
         if self.groups != 1 or len(self.stride) != 2:
             return False
         pixels = math.prod(s + 2 * p for s, p in zip(self.x.shape[2:], self.padding, strict=True))
@@ -177,15 +177,15 @@ class Convolution(Record):
         return of_grams([(0, 0, *grams)], h * w, (entries, of_products(self.shape[0], self.dtype)))
 
     def with_rows_scaled(self, factors: Tensor) -> "Convolution":
-        """The record of the same gradients with a factor for each row."""
+        """Returns the record of the same gradients, each row times a factor."""
         return self._with(self.x, self.e * factors.view(-1, *[1] * len(self.stride)))
 
     def row_products(self, y: Tensor) -> Tensor:
-        """`sum_t e_t y_t` for each row: `(n, co)`, float64."""
+        """Computes `sum_t e_t y_t` for each row: `(n, co)`, float64."""
         return (self.e * y).flatten(2).sum(2).double()
 
     def row_sums(self) -> Tensor:
-        """The sum over each row of the gradients, without groups: `(n, co)`, float64."""
+        """Sums each row of the gradients, without groups: `(n, co)`, float64."""
         window = self.x.new_ones((1, 1, *self.shape[2:]))
         axes = len(self.stride)
         sums = torch.convolution(
@@ -206,9 +206,9 @@ class Convolution(Record):
 
 
 class Unfold:
-    """The windows of up to `step` images at a time, in memory of its own, in bands of a large image's places.
+    """Copies the windows of up to `step` images at a time into its own memory, large images in bands.
 
-    They are copied from a strided view of the padded images, which is faster than `F.unfold`, and knows all
+    Copying from a strided view of the padded images is faster than `F.unfold`, and works in any number of
     dimensions. With few pixels and many channels the channels are last, so that a window's rows are long
     stretches of memory: `(m, places, window * c)`. Otherwise `(m, c * window, places)`.
     """
@@ -253,7 +253,7 @@ class Unfold:
         self._columns = like.new_empty(step * one * min(height, places[0]))
 
     def __call__(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Bands of places along the first axis, and their columns, which the next band overwrites."""
+        """Yields bands of places along the first axis, and their columns, which the next band overwrites."""
         m = x.shape[0]
         self._inner[:m].copy_(x.movedim(1, -1) if self.channels_last else x)
         for band, view in zip(self._bands, self._views, strict=True):

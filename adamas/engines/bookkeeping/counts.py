@@ -1,4 +1,4 @@
-"""Numbers of examples, which know what they count, so that nothing can depend on them unseen.
+"""Numbers of examples as objects that know what they count, so that no use of one goes unnoticed.
 
 A loss that depends on the number of examples lets one record change the gradients of all others. So while
 a model runs, the sizes of its data along the example axis are `Count`s. They serve as sizes: they multiply
@@ -41,7 +41,7 @@ def user_line() -> str:
 
 
 def refuse_count(use: str) -> NoReturn:
-    """Raises for a use of the number of examples that is not one as a size."""
+    """Raises for a use of the number of examples other than as a size."""
     raise UnsupportedError(
         f"The forward {use} in the batch ({user_line()}), which mixes the examples: adding one record would "
         "change the gradients of all others. Use it as a size only, or engine='loop'."
@@ -49,7 +49,7 @@ def refuse_count(use: str) -> NoReturn:
 
 
 class _Reads(threading.local):
-    """Where this thread read a number of examples: instructions of frames."""
+    """The instructions at which this thread read a number of examples."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, CodeType, int]] = []
@@ -59,20 +59,21 @@ _reads = _Reads()
 
 
 def _instruction(frame: FrameType) -> tuple[int, CodeType, int]:
-    """Where a frame is at the moment; the frame itself would keep its variables alive."""
+    """Returns the current instruction of a frame; the frame itself would keep its variables alive."""
     return id(frame), frame.f_code, frame.f_lasti
 
 
 def forget_reads() -> None:
-    """Starts anew."""
+    """Forgets all reads so far."""
     _reads.places = []
 
 
 def check_reads(caller: FrameType | None = None) -> None:
-    """Raises if a number of examples was read, but for the sizes of a call of torch that was just made.
+    """Raises if a number of examples was read, other than as a size of the current call of torch.
 
     Args:
-        caller: Who called a function of torch with such a size, which is read in the very same instruction.
+        caller: The frame that called a function of torch with such a size, and read it in the same
+            instruction.
     """
     if _reads.places:
         own = None if caller is None else _instruction(caller)
@@ -83,7 +84,7 @@ def check_reads(caller: FrameType | None = None) -> None:
 
 
 class Unit:
-    """What a `Count` counts: the examples of a batch, or rows that were chosen by their values.
+    """The things that a `Count` counts: the examples of a batch, or rows that were chosen by their values.
 
     Attributes:
         length: How many there are.
@@ -97,10 +98,10 @@ class Unit:
 
 
 class Count:
-    """A multiple of the number of examples: a size to torch, and no number to anybody else.
+    """A multiple of the number of examples: a size to torch, and not a number to other code.
 
-    It is no `int`, because Python and C code read the value of an integer without asking it: `1.0 / n` calls
-    no method of n. Torch asks `__index__` for a size, as `range` does; the instruction tells who asked.
+    It is not an `int`, because Python and C code read the value of an integer without calling it: `1.0 / n`
+    calls no method of n. Torch calls `__index__` for a size, as `range` does; the instruction differs.
     """
 
     __slots__ = ("times", "unit")
@@ -194,7 +195,7 @@ class Count:
         return same
 
     def _beyond(self, other: Any, answer: bool, *, equal: bool) -> bool | None:
-        """The answer, if every batch of two or more examples has more than the other number."""
+        """Returns the answer if every batch of two or more examples has more than the other number."""
         if isinstance(other, Count) or not isinstance(other, int | float):
             return None
         least = 2 * self.times
@@ -240,11 +241,11 @@ class Count:
 
 
 SIZE = (int, Count)
-"""What a size of a tensor may be."""
+"""The types that a size of a tensor may have."""
 
 
 class Shape(tuple[Any, ...]):
-    """A tensor's shape with `Count`s, which a `torch.Size` would lose in `numel`."""
+    """A tensor's shape with `Count`s; a `torch.Size` would lose them in `numel`."""
 
     __slots__ = ()
 
@@ -270,12 +271,12 @@ _plain_arange = torch.arange
 def counted_len(length: Callable[[Any], Any], arange: Callable[..., Any]) -> Iterator[None]:
     """Lets `len` return and `torch.arange` take a `Count`.
 
-    Python itself would make a plain number of what `__len__` returns, and torch refuses what is no number
-    before any mode sees it.
+    Python itself would turn the result of `__len__` into a plain number, and torch refuses other objects than
+    numbers before any mode sees them.
 
     Args:
         length: Returns the length of a tensor.
-        arange: Is called instead of `torch.arange` with a `Count`.
+        arange: Takes the place of `torch.arange` for arguments with a `Count`.
     """
 
     def counted(value: Any, /) -> Any:
@@ -291,3 +292,14 @@ def counted_len(length: Callable[[Any], Any], arange: Callable[..., Any]) -> Ite
         yield
     finally:
         builtins.len, torch.arange = before
+
+
+@contextmanager
+def refused_by_torch() -> Iterator[None]:
+    """Names the cause where torch itself refuses a `Count` because it wants a plain number."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as error:
+        if Count.__name__ not in str(error):
+            raise
+        refuse_count(f"computes with the number of examples ({str(error).splitlines()[0]})")

@@ -24,18 +24,18 @@ from adamas.geometry import Geometry
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
 """Derived weights, and the records of their uses."""
 
-# Scattered values repeat after so many, a prime number: rows of a weight are not of this width.
+# Period of the scattered values: a prime number, which is not the width of a weight's rows.
 _PERIOD = 65537
 
 
 def weights_of(t: Tensor, params: Collection[Tensor]) -> list[Tensor]:
-    """The parameters of which a derived weight is a function."""
+    """Returns the parameters that a derived weight depends on."""
     known = set(map(id, params))
     return [leaf for leaf in leaves_of(t) if id(leaf) in known]
 
 
 def grouped(derived: Derived, params: Collection[Tensor]) -> list[tuple[list[Tensor], Derived]]:
-    """Derived weights that share parameters, together with these parameters."""
+    """Groups derived weights that share parameters, together with these parameters."""
     groups: list[tuple[list[Tensor], Derived]] = []
     for t, records in derived:
         leaves, members = weights_of(t, params), [(t, records)]
@@ -53,7 +53,7 @@ def grouped(derived: Derived, params: Collection[Tensor]) -> list[tuple[list[Ten
 def derived_squares(
     leaves: list[Tensor], members: Derived, direct: Mapping[Tensor, list[Record]], geometry: Geometry
 ) -> Tensor:
-    """Squared whitened norms over the parameters of a group, which may have uses of their own."""
+    """Computes squared whitened norms over the parameters of a group, which may also be used directly."""
     n = members[0][1][0].n
     if len(members) == 1 and len(members[0][1]) == 1 and not any(p in direct for p in leaves):
         taken = members[0][1][0].whitened
@@ -72,7 +72,7 @@ def _by_products(
     geometry: Geometry,
     index: Tensor,
 ) -> Tensor:
-    """The same for some examples by Jacobian products."""
+    """Computes the same for some examples by Jacobian products."""
     sums = [_Sums(t, records) for t, records in members]
     own = {p: direct.get(p, []) for p in leaves}
     size = sum(p.numel() for p in leaves) + sum(t.numel() for t, _ in members)
@@ -105,7 +105,7 @@ def _squares(
     totals: list[Tensor],
     rows: slice | Tensor,
 ) -> Tensor:
-    """Squared whitened norms of some examples, from their gradients for the derived weights."""
+    """Computes squared whitened norms of some examples from their gradients for the derived weights."""
     gradients = _pulled_back([each.weight for each in sums], leaves, totals)
     squares = torch.zeros((), dtype=torch.float64)
     for p, g in zip(leaves, gradients, strict=True):
@@ -120,8 +120,8 @@ def _squares(
 def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Tensor]) -> None:
     """Adds the weighted sums of the examples' gradients behind derived weights to those of the parameters.
 
-    One vector-Jacobian product does for all; in 16 bits it would round the sum by more than an example may
-    move it, so that the gradients whose norms were taken are added up one by one.
+    One vector-Jacobian product serves all examples. In 16 bits it would round the sum by more than an example
+    may move it; there, the gradients whose norms were taken are added up one by one.
     """
     params = list(out)
     for leaves, members in grouped(derived, params):
@@ -156,7 +156,7 @@ def _forget_windows(members: Derived) -> None:
 
 
 def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> float:
-    """How much longer the Jacobian makes a vector without a pattern, squared; no example has a say in it."""
+    """Measures the squared gain of the Jacobian on a fixed vector, which does not depend on any example."""
     vectors = [scattered(t.numel(), t).view(1, *t.shape) for t in outputs]
     before = float(torch.stack([squared_norms(v) for v in vectors]).sum())
     around_zero = Geometry(None, {p: geometry.scale[p] for p in leaves})
@@ -168,7 +168,7 @@ def _gain(outputs: list[Tensor], leaves: list[Tensor], geometry: Geometry) -> fl
 
 
 def scattered(n: int, like: Tensor) -> Tensor:
-    """Values in [-1, 1] without a pattern that a Jacobian could have; to be read, not written to."""
+    """Returns values in [-1, 1] without a pattern that a Jacobian could have; read-only."""
     period = _scattered(like.dtype, like.device)
     return period[:n] if n <= _PERIOD else period.repeat(-(-n // _PERIOD))[:n]
 
@@ -180,7 +180,7 @@ def _scattered(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]) -> list[Tensor | None]:
-    """Vector-Jacobian products of a chunk of examples: `(k, *p.shape)` for each parameter."""
+    """Computes vector-Jacobian products of a chunk of examples: `(k, *p.shape)` for each parameter."""
     settings: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
     try:
         return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **settings))
@@ -192,7 +192,7 @@ def _pulled_back(outputs: list[Tensor], leaves: list[Tensor], rows: list[Tensor]
 
 
 class _Sums:
-    """The gradients of a derived weight over all its uses; those whose terms cancel are made in float64."""
+    """Gradients of a derived weight over all its uses; in float64 where their terms cancel."""
 
     def __init__(self, weight: Tensor, records: list[Record]) -> None:
         self.weight, self._records = weight, records
@@ -201,7 +201,7 @@ class _Sums:
             record.retaken = None
 
     def total(self, rows: slice | Tensor) -> Tensor:
-        """The gradients of some examples."""
+        """Computes the gradients of some examples."""
         total = materialized(self._records, rows)
         retaken = self._records[0].retaken
         if retaken is not None and bool(retaken[rows].any()):
@@ -211,7 +211,7 @@ class _Sums:
         return total
 
     def mark(self, index: Tensor, values: Tensor) -> Tensor:
-        """Marks, of some examples, those that are to be made in float64, also for the sum.
+        """Marks the examples that are to be computed in float64, also for the sum.
 
         Args:
             index: The examples.

@@ -1,8 +1,8 @@
-"""The fast engine: one forward, one backward without weight gradients, no per-example gradient of a model.
+"""Answers an engine's questions from one forward and one backward of the whole batch.
 
-The forward and the backward are followed by function (`recording`), which proves in every step that examples
-do not mix; norms come out of the records by the cheapest exact formula (`records`); and the weighted sum is
-one matrix product per use of a weight, with the rows of the output gradient scaled by the weights.
+`recording` follows both, and proves in every step that examples do not mix. Norms come from the records by
+the cheapest exact formula. The weighted sum is one matrix product per use of a weight, with the rows of the
+output gradient scaled by the weights.
 """
 
 import time
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adamas._nests import batch_length, map_tensors
+from adamas._numerics import sums_kernel
 from adamas.engines.base import Engine, Loss, check_losses, empty_sums, trainable_parameters
 from adamas.engines.bookkeeping.derived import Derived, add_derived_sums, derived_squares, grouped
 from adamas.engines.bookkeeping.norms import merged, squared_whitened_norms
@@ -29,13 +30,13 @@ from adamas.geometry import Geometry
 
 @dataclass
 class _Known:
-    """What was learned of a model once.
+    """Facts about a model that are learned once.
 
     Attributes:
         checked: Whether its loss was tried on a few examples.
-        single: Whether a batch of one example takes the same course as a larger one; None if not known yet.
-        watched: Whether its forwards make tensors that only a look below the functions of Python explains.
-        constants: Tensors that were there before its forwards, by their identity.
+        single: Whether a batch of one example runs the same code as a larger one; None if not known yet.
+        watched: Whether its forwards make tensors that only a watched forward can explain.
+        constants: Tensors that existed before its forwards, by identity.
     """
 
     checked: bool = False
@@ -51,8 +52,8 @@ _known: WeakKeyDictionary[nn.Module, dict[Any, _Known]] = WeakKeyDictionary()
 class Bookkeeping:
     """Answers an engine's questions for any model whose use of its parameters it can follow.
 
-    Needs: losses that depend each on its own example; what cannot be followed is refused with the
-    parameter's name. Memory: inputs and output gradients of the layers, and chunks of a layer's
+    Needs: losses that depend each on its own example; a use that cannot be followed is refused with
+    the parameter's name. Memory: inputs and output gradients of the layers, and chunks of a layer's
     per-example gradients.
 
     Args:
@@ -70,7 +71,7 @@ class Bookkeeping:
         self._single: Engine | None = None
         self._direct: dict[Tensor, list[Record]] | None = None
         self._derived: Derived = []
-        # The functions that used a weight, and the seconds that its norms took on the way.
+        # The functions that used a weight, and the seconds that its norms took in the backward.
         self._uses: dict[Tensor, tuple[str, float]] = {}
         self._finite: Tensor | None = None
 
@@ -121,7 +122,7 @@ class Bookkeeping:
         return result
 
     def _summands(self, weights: Tensor) -> tuple[dict[Tensor, list[Record]], Derived, Tensor]:
-        """The records of parameters and of derived weights that take part in a sum, and their weights."""
+        """Returns the records that enter a sum, of parameters and derived weights, and the weights."""
         if not self._n:
             return {}, [], weights
         if self._direct is None:
@@ -139,7 +140,7 @@ class Bookkeeping:
         return direct, derived, weights
 
     def explain(self, geometry: Geometry) -> Explanation:
-        """What the norms and the weighted sum cost, parameter by parameter."""
+        """Measures the cost of norms and weighted sum, parameter by parameter."""
         if self._n == 1:
             return self._doubled().explain(geometry)
         start = time.perf_counter()
@@ -192,7 +193,7 @@ class Bookkeeping:
     def _records(self, geometry: Geometry) -> dict[Tensor, list[Record]]:
         if self._direct is None:
             self._record(geometry)
-        else:  # norms that were taken on the way hold in one geometry only
+        else:  # norms that were taken in the backward hold in one geometry only
             for records in [*self._direct.values(), *(records for _, records in self._derived)]:
                 for record in records:
                     record.whitened = None
@@ -202,6 +203,7 @@ class Bookkeeping:
     def _record(self, geometry: Geometry) -> None:
         first = not self._known.checked
         if first:
+            sums_kernel.available()  # compiles with the real `len`, which a forward exchanges
             few = min(self._n, PROBE_EXAMPLES)
             with unchanged_generator():
                 sample = map_tensors(lambda x: x[:few].detach(), self._batch)
@@ -228,9 +230,9 @@ class Bookkeeping:
                 self._derived.append((t, merged(records)))
 
     def _forward(self, geometry: Geometry, watched: bool) -> tuple[Recorder, Tensor]:
-        """The losses, and what followed them; `watched` also below the functions of Python."""
+        """Computes the losses under a recorder, if `watched` also below the functions of Python."""
         recorder = Recorder(self._names, self._n, geometry, self._known.constants)
-        with recorder:  # a batch of a class of the user's may compute something when it is made
+        with recorder:  # a batch of the user's own class may compute when it is built
             batch = map_tensors(recorder.start, self._batch)
         with torch.enable_grad():
             losses = recorder.losses(self._loss, self._model, batch, watched=watched)
@@ -240,10 +242,9 @@ class Bookkeeping:
     # --- a batch of one -------------------------------------------------------------------------------
 
     def _of_one(self) -> Engine:
-        """The engine of a single example: autograd itself, where one takes the same course as several.
+        """Returns the engine for a single example: plain autograd if one runs the same code as several.
 
-        Until that is known, and where a model asks whether it has one example, it is computed beside a copy
-        of itself.
+        Until that is known, and for a model that asks whether it has one example, the batch is doubled.
         """
         if self._single is None:
             if self._known.single:

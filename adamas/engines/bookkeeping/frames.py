@@ -11,7 +11,7 @@ from adamas.geometry import Value
 
 
 class Framed(Record):
-    """A convolution of `(n, frames, ci, *size)`: one over one more axis, with windows of one frame.
+    """A convolution of `(n, frames, ci, *size)`, computed with one more axis and windows of one frame.
 
     Args:
         x: Inputs.

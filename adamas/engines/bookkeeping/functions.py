@@ -3,7 +3,7 @@
 Each has the value of the function that it stands for. Its backward hands the input and the output's
 gradient to `put` and returns the input's gradient only. The weight arrives detached; `anchor`, a number that
 requires a gradient, makes autograd call the backward even where no input needs one. The recorder is still
-active while autograd runs, for forwards that are run again there; it need not see what happens here.
+active while autograd runs, for forwards that are run again there; it need not see these functions.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _unseen(backward: Callable[..., Any]) -> Callable[[Any, Tensor], Any]:
 
 
 def _cast(*tensors: Tensor | None) -> list[Any]:
-    """What autocast would do to the arguments of a matrix product."""
+    """Casts the arguments of a matrix product as autocast would."""
     device = next(t for t in tensors if t is not None).device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
@@ -41,14 +41,14 @@ def _cast(*tensors: Tensor | None) -> list[Any]:
 def _with_bias(
     y: Tensor, b: Tensor | None, x: Tensor, keeps: Callable[[Tensor, Tensor], bool]
 ) -> tuple[Tensor, Tensor | None]:
-    """An output with its bias, and without if that is to be kept; users may change the first in place."""
+    """Returns an output with its bias, and without it if that is to be kept; users may change the first."""
     if not keeps(x, y):
         return y if b is None else y.add_(b), None
     return y.clone() if b is None else y + b, y
 
 
 def _linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """`F.linear`, but never a view: users may change the result in place."""
+    """Computes `F.linear`, never as a view: users may change the result in place."""
     if b is None or x.dim() < 3 or not x.is_contiguous():
         y = F.linear(x, w, b)
         return y.clone() if y._is_view() else y
@@ -147,7 +147,7 @@ class LayerNorm(torch.autograd.Function):
     """`F.layer_norm`; `put(normalised input, output gradient)`, or `put(None, None, gw, gb)` per example.
 
     With the examples on the first axis and one thread, the kernel is called for one example at a time, in
-    the cache, and returns the example's weight gradients beside its input gradient. One example is too
+    the cache, and returns the example's weight gradients with its input gradient. One example is too
     little work for several threads.
     """
 

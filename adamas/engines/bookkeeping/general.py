@@ -2,8 +2,8 @@
 
 For norms the function is applied example by example (`vmap`), with a copy of the weight for each example of a
 chunk. In float64 the sum takes one product with the whole call, whose output gradients are scaled by the
-weights. In fewer bits that would round other than the norm does, and nothing bounds by how much: there it
-adds up the very gradients whose norms were taken, which are kept if they are not large, or made again.
+weights. In fewer bits that product rounds differently from the norm, by an unknown amount. There the sum
+adds up the very gradients whose norms were taken, which are kept if they are not large, or computed again.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from adamas.errors import UnsupportedError
 
 
 class Call:
-    """A call of a function on weights and data, to be made again as often as it takes.
+    """A call of a function on weights and data, which can be made again.
 
     Args:
         func: The function.
@@ -40,25 +40,25 @@ class Call:
         self._dtype = torch.get_autocast_dtype(self._device)
 
     def __call__(self, changed: dict[int, Tensor]) -> Any:
-        """The value, with other tensors in some places."""
+        """Makes the call, with other tensors in some places."""
         values = [changed.get(i, value) for i, value in enumerate(self._values)]
         args, kwargs = tree_unflatten(values, self._tree)
         with torch.autocast(self._device, self._dtype, enabled=self.narrow):
             return self._func(*args, **kwargs)
 
     def on(self, data: Sequence[Tensor]) -> "Call":
-        """The same call on other data."""
+        """Returns the same call on other data."""
         values = list(self._values)
         for i, t in zip(self._data, data, strict=True):
             values[i] = t
         return self._with(values)
 
     def without_data(self) -> "Call":
-        """The same call, to be given its data by `on`."""
+        """Returns the same call without its data, which `on` gives to it."""
         return self._with([None if i in self._data else value for i, value in enumerate(self._values)])
 
     def of_rows(self, rows: slice | Tensor) -> "Call":
-        """The same call for some examples."""
+        """Returns the same call for some examples."""
         return self._with([v[rows].detach() if i in self._batched else v for i, v in enumerate(self._values)])
 
     def _with(self, values: list[Any]) -> "Call":
@@ -67,22 +67,22 @@ class Call:
         return call
 
     def differentiable(self, weights: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """The value with a graph down to the weights at some places, and these weights."""
+        """Returns the value with a graph down to the weights at some places, and these weights."""
         with torch.enable_grad():
             leaves = {i: self._values[i].detach().requires_grad_() for i in weights}
             return self(leaves), leaves
 
     def tensors(self) -> list[Tensor]:
-        """The data."""
+        """Returns the data."""
         return [self._values[i] for i in self._data]
 
     def weight(self, place: int) -> Tensor:
-        """The weight at a place."""
+        """Returns the weight at a place."""
         weight: Tensor = self._values[place]
         return weight
 
     def by_example(self, place: int, copies: Tensor) -> Tensor:
-        """The value, example by example, with a copy of the weight at a place for each."""
+        """Computes the value example by example, with a copy of the weight at a place for each."""
         others = [i for i in self._batched if i != place]
 
         def one(copy: Tensor, *rows: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class General(Record):
         out.copy_(total) if fresh else out.add_(total)
 
     def _add_gradients(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
-        """Gradient by gradient, in the chunks in which norms were taken."""
+        """Adds gradient by gradient, in the chunks in which norms were taken."""
         if fresh:
             out.zero_()
         step = chunk_length(out.numel())

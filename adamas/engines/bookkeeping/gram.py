@@ -1,4 +1,4 @@
-"""Squared norms of sums of outer products from the Gram matrices of their factors, with a certificate."""
+"""Computes squared norms of sums of outer products from Gram matrices of their factors, with error bounds."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from torch import Tensor
 from adamas._numerics.sums import gram_sums
 from adamas.engines.bookkeeping.certificate import Squares
 
-# Vectors whose product is at least this share of the mean of their squared lengths may be the same: then the
-# rounding errors of their products are, and do not average out.
+# Vectors whose product is at least this share of the mean of their squared lengths may be equal. Then the
+# rounding errors of their products are equal, too, and do not average out.
 _ALIKE = 1 - 3e-5
 
 
 def of_blocks(
     block: Callable[[slice, slice], tuple[Tensor, Tensor]], places: int, errors: tuple[float, float]
 ) -> Squares:
-    """`sum_{tt'} A_{tt'} E_{tt'}` for each example; symmetric, so that 3/4 of many places are enough.
+    """Computes `sum_{tt'} A_{tt'} E_{tt'}` for each example; by symmetry, 3/4 of the entries are enough.
 
     Args:
         block: Some rows and columns of both Gram matrices.
@@ -35,12 +35,12 @@ def of_blocks(
 def of_grams(
     blocks: list[tuple[int, int, Tensor, Tensor]], places: int, errors: tuple[float, float]
 ) -> Squares:
-    """The same from blocks in hand: those on the diagonal, then those above it; see `gram_sums`."""
+    """Computes the same from blocks in hand: those on the diagonal, then those above it."""
     values, alike_a, alike_e, apart, terms, traces = gram_sums(blocks, places, _ALIKE)
     error_a, error_e = errors
     bound = (error_a + error_e) * apart
     bound.add_(alike_a.sub_(apart).abs_(), alpha=error_a).add_(alike_e.sub_(apart).abs_(), alpha=error_e)
-    # What is below the smallest number of the type is lost without a trace.
+    # Underflow leaves no trace in the values.
     dtype = blocks[0][2].dtype
     tiny = torch.finfo(dtype).tiny * places * 4096
     bound.add_(traces, alpha=tiny).add_(tiny)

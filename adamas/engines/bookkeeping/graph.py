@@ -1,4 +1,4 @@
-"""The autograd graph of the losses: whether every step of the backward is torch's own, or ours."""
+"""Checks the autograd graph of the losses: every step of the backward must be torch's own, or ours."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _KNOWN: set[Any] = {CheckpointFunction} | {
 
 @contextmanager
 def seen_functions(follow: Callable[[Any, tuple[Any, ...], Any], None]) -> Iterator[None]:
-    """Shows every call of a custom autograd function, which no mode of torch sees.
+    """Reports every call of a custom autograd function, which no mode of torch sees.
 
     Args:
         follow: Gets the function, its arguments and its result.
@@ -58,7 +58,7 @@ def check_graph(
         params: The trainable parameters and their names; None for any leaves.
         anchor: The leaf that recorded functions share.
         is_data: Tells whether a leaf is data of the batch.
-        followed: Identities of nodes of custom functions whose backward is looked at when it runs.
+        followed: Identities of nodes of custom functions whose backward is checked when it runs.
     """
     if losses.grad_fn is None:
         return

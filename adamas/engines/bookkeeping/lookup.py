@@ -29,7 +29,7 @@ class Lookup(Record):
         return (self.indices, self.e)
 
     def touched(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Example, row and gradient of every row that an example touches, each once."""
+        """Returns example, row and gradient of every row that an example touches, each once."""
         if self._touched is None:
             first = torch.arange(self.n, device=self.e.device).unsqueeze(1) * self.rows
             keys, inverse = torch.unique((first + self.indices).reshape(-1), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Norms that are taken on the way, while a layer's output gradient is in the cache."""
+"""Takes norms in the backward, while a layer's output gradient is in the cache."""
 
 import time
 
@@ -17,14 +17,14 @@ from adamas.geometry import Geometry
 
 
 def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
-    """The closed form of a derived weight's norm, where there is one and this step's geometry allows it."""
+    """Returns the closed form of a derived weight's norm, if there is one and the geometry allows it."""
     geometry = recorder.geometry
     if geometry is None or not recorder.is_tracked(w) or w in recorder.names:
         return None
     if torch.is_autocast_enabled(w.device.type) or w.dtype not in (torch.float32, torch.float64):
         return None  # 16 bits do not tell one form from another
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return None  # checkpointing: what a Jacobian needs is not there before the backward
+        return None  # checkpointing: the Jacobian's tensors do not exist before the backward
     leaves = weights_of(w, recorder.names.keys())
     if any(isinstance(geometry.scale[p], Tensor) or geometry.center_of(p) is not None for p in leaves):
         return None
@@ -34,10 +34,10 @@ def row_map_of(recorder: Tracker, w: Tensor) -> RowMap | None:
 def measured(
     recorder: Tracker, record: Outer | Convolution, w: Tensor, row_map: RowMap | None, y: Tensor | None
 ) -> Record:
-    """Takes norms where that takes per-example gradients, and keeps these for the sum if they are not large.
+    """Takes norms that need per-example gradients, and keeps these for the sum if they are not large.
 
     Args:
-        recorder: Knows the geometry.
+        recorder: The recorder of the step, with its geometry.
         record: The use of a weight.
         w: The weight.
         row_map: The closed form of its norm, if it is a derived weight that has one.
@@ -66,7 +66,7 @@ def _with_norms(
         return record
     if not known and row_map is None and not keep:
         return record
-    # Fewer calls for norms save more than is lost by a larger cache being read.
+    # Fewer calls for norms save more time than the additional cache misses cost.
     step = (4 if keep else 1) * record.chunk()
     in_order = row_map is not None or full or (known and geometry.center_of(w) is not None)
     buffer = record.empty(n if keep else step, by_rows=in_order)
@@ -81,7 +81,7 @@ def _with_norms(
             taken.append(row_map.row_sums(part))
     record.forget_windows()
     result = Dense(buffer, f"{CHUNKED}, kept") if keep else record
-    # Where gradients are kept, the norm is that of what is summed, term by term or not.
+    # If gradients are kept, the sum adds the very gradients whose norms were taken.
     terms = None if keep else record.terms(geometry.least_scale(w) if known else 1.0)
     if known:
         squares = Squares(torch.cat(taken), None, terms, record.dtype)

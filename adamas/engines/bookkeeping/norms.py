@@ -1,4 +1,4 @@
-r"""The whitened norms of a weight's per-example gradients, from the records of all its uses."""
+r"""Computes whitened norms of a weight's per-example gradients from the records of all its uses."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from adamas.geometry import Geometry
 
 
 def merged(records: list[Record]) -> list[Record]:
-    """Several uses of one weight in as few records as give exact cross terms."""
+    """Merges several uses of one weight into as few records as give exact cross terms."""
     if len(records) == 1:
         return records
     result: list[Record] = []
@@ -33,7 +33,7 @@ def merged(records: list[Record]) -> list[Record]:
 
 
 def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
-    """`|(G_i - c)/s|^2` of the sum of some records of one weight, float64: not below the true ones."""
+    """Computes `|(G_i - c)/s|^2` of the sum of a weight's records, float64, never below the true value."""
     if len(records) == 1 and records[0].whitened is not None:
         return records[0].whitened
     squares = _closed_form(records, p, geometry)
@@ -44,7 +44,7 @@ def squared_whitened_norms(records: list[Record], p: Tensor, geometry: Geometry)
 
 
 def certified(squares: Squares, records: list[Record], p: Tensor, geometry: Geometry) -> Tensor:
-    """Adds what rounding may have taken; who has lost too much is taken again, and marked for the sum."""
+    """Adds a bound on the rounding; computes examples that lost too much in float64, also for the sum."""
     high, again = squares.certified(p.numel())
     s = geometry.scale[p]
     if again is not None and squares.terms is not None and isinstance(s, Tensor):  # a closer look, before
@@ -61,7 +61,7 @@ def certified(squares: Squares, records: list[Record], p: Tensor, geometry: Geom
 
 
 def _retaken(records: list[Record], p: Tensor, geometry: Geometry, rows: Tensor) -> Tensor:
-    """The same for some examples, directly and in float64."""
+    """Computes the same for some examples, directly and in float64."""
     parts = []
     for chunk in torch.split(rows, chunk_length(p.numel())):
         wide = [record.wide(chunk) for record in records]
@@ -76,7 +76,7 @@ def _retaken(records: list[Record], p: Tensor, geometry: Geometry, rows: Tensor)
 
 
 def _closed_form(records: list[Record], p: Tensor, geometry: Geometry) -> Squares | None:
-    """The norms by formulas that need no gradients, where there are such formulas."""
+    """Computes the norms by formulas that need no gradients; None if there is no such formula."""
     s, c = geometry.scale[p], geometry.center_of(p)
     full = isinstance(s, Tensor) and s.dim() > 0
     center = None if c is None else torch.as_tensor(c, dtype=p.dtype, device=p.device).expand_as(p)
@@ -91,7 +91,7 @@ def _closed_form(records: list[Record], p: Tensor, geometry: Geometry) -> Square
 
 
 def _expanded(record: Record, center: Tensor | None, s: float, constant: float | None) -> Squares | None:
-    """`(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` where the record has formulas for its parts."""
+    """Computes `(|G|^2 - 2 <G, c>) / s^2 + |c/s|^2` if the record has formulas for its parts."""
     squares = record.squares()
     if squares is None or center is None or constant is None:
         return None if squares is None else squares.scaled(s)
@@ -102,7 +102,7 @@ def _expanded(record: Record, center: Tensor | None, s: float, constant: float |
 
 
 def _tied_squares(records: list[Record], s: float) -> Squares | None:
-    """A tied embedding and output layer: both squares and twice their product, without V x d matrices."""
+    """Computes norms of a tied embedding and output layer without V x d matrices: squares and cross terms."""
     if len(records) != 2:
         return None
     head, table = records
@@ -135,7 +135,7 @@ def _chunked_squares(record: Record) -> Tensor:
 
 
 def _direct(records: list[Record], p: Tensor, geometry: Geometry, rows: slice | Tensor) -> Tensor:
-    """The same by materializing the gradients of this one weight, in chunks of examples."""
+    """Computes the same by materializing the gradients of this one weight, in chunks of examples."""
     n = records[0].n
     index = torch.arange(n, device=p.device)[rows]
     step = chunk_length(p.numel())

@@ -16,8 +16,8 @@ from adamas.engines.bookkeeping.gram import of_blocks
 from adamas.engines.bookkeeping.records import CHUNKED, Dense, Record, chunk_length
 from adamas.geometry import Value
 
-# Beside so large a vector, the other one times an example's weight may be subnormal: such an example is taken
-# in float64.
+# Next to a longer vector, the other one times an example's weight may be subnormal: such an example is
+# computed in float64.
 _HUGE = 1e30**2
 
 
@@ -31,7 +31,7 @@ class Outer(Record):
         bias: The record of the layer's bias, which may know `|e|^2` already.
     """
 
-    # As large as inputs and output gradients, and no larger: with few places they are much larger.
+    # No more memory than inputs and output gradients: with few places, gradients are much larger.
     most_kept = 1
 
     def __init__(self, a: Tensor, e: Tensor, transposed: bool = False, bias: Dense | None = None) -> None:
@@ -47,7 +47,7 @@ class Outer(Record):
         return (self.a, self.e)
 
     def gram_pays(self) -> bool:
-        """Few places: the Gram matrices over places are smaller than the weight."""
+        """Tells whether the Gram matrices over places are smaller than the weight: few places."""
         p, d = self.a.shape[2], self.e.shape[2]
         return self.places * (p + d) < p * d
 
@@ -56,11 +56,11 @@ class Outer(Record):
         return torch.bmm(left[rows].transpose(1, 2), right[rows])
 
     def chunk(self) -> int:
-        """Examples whose gradients fit the cache."""
+        """Returns the number of examples whose gradients fit in the cache."""
         return chunk_length(self.a.shape[2] * self.e.shape[2])
 
     def empty(self, count: int, *, by_rows: bool) -> Tensor:
-        """A buffer for the gradients of some examples."""
+        """Allocates a buffer for the gradients of some examples."""
         shape = (self.a, self.e) if self.transposed else (self.e, self.a)
         return torch.empty((count, *(t.shape[2] for t in shape)), dtype=self.dtype, device=self.e.device)
 
@@ -102,7 +102,7 @@ class Outer(Record):
         return self._weighted(of_e, of_a, s.pow(-2)).sqrt_()
 
     def _weighted(self, e: Tensor, a: Tensor, matrix: Tensor) -> Tensor:
-        """`sum_rc e_r a_c matrix_rc` for each row of the two."""
+        """Computes `sum_rc e_r a_c matrix_rc` for each row of the two."""
         return row_products(e @ (matrix.t() if self.transposed else matrix).to(e.dtype), a)
 
     def squares(self) -> Squares | None:
@@ -116,7 +116,7 @@ class Outer(Record):
         return self._of_grams() if self.gram_pays() else None
 
     def _of_grams(self) -> Squares:
-        """`<a a^T, e e^T>`, which is `|sum_t e_t a_t^T|^2`."""
+        """Computes `<a a^T, e e^T>`, which is `|sum_t e_t a_t^T|^2`."""
 
         def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
             a, e = (torch.bmm(t[:, rows], t[:, columns].transpose(1, 2)) for t in (self.a, self.e))
@@ -130,15 +130,15 @@ class Outer(Record):
         return row_products(self.e @ matrix, self.a)
 
     def with_rows_scaled(self, factors: Tensor) -> "Outer":
-        """The record of the same gradients with a factor for each row."""
+        """Returns the record of the same gradients, each row times a factor."""
         return Outer(self.a, self.e * factors, self.transposed)
 
     def row_products(self, y: Tensor) -> Tensor:
-        """`sum_t e_t y_t` for each row: `(n, d)`, float64."""
+        """Computes `sum_t e_t y_t` for each row: `(n, d)`, float64."""
         return (self.e * y).sum(1).double()
 
     def row_sums(self) -> Tensor:
-        """The sum over each row of the gradients: `(n, d)`, float64."""
+        """Sums each row of the gradients: `(n, d)`, float64."""
         return self.row_products(self.a.sum(2, keepdim=True))
 
     def product_error(self) -> float:

@@ -1,4 +1,4 @@
-"""Where the examples of a batch are in a tensor, and how a tensor is sorted by them.
+"""Describes where the examples of a batch are in a tensor, and sorts tensors by example.
 
 An axis that holds the examples has `outer * n * inner` entries: the example is the middle digit of the
 index. A plain batch axis has `outer = inner = 1`; heads, windows or frames that are folded into it after the
@@ -16,7 +16,7 @@ from adamas.engines.bookkeeping.counts import Unit
 
 
 class Rows(Unit):
-    """Rows in another order or number than the examples: which example each belongs to.
+    """The example that each row belongs to, where rows differ from the examples in order or number.
 
     Args:
         owner: The example of each row.

@@ -1,15 +1,12 @@
-"""Follows weights and data through a model's forward, by function, and records what each weight took part in.
+"""Sees every call of a torch function while the user's model runs, and decides what happens to it.
 
-A `TorchFunctionMode` sees every call of a torch function while the user's model runs. Each call on data is
-looked up in the table of `separation`. A call in which a trainable weight meets data is
-replaced by one of `functions` with the same value, which leaves a record in the backward. A
-call on weights alone makes a *derived* weight (a standardised or normalised one), which is followed like the
-others. Whatever else a weight takes part in goes through one general path (`general`). What
-cannot be followed is refused by name.
+A call on data is proven by the table of `separation`, and its result is marked (`proof`). A call in which a
+trainable weight meets data is swapped for a stand-in of the same value, which leaves a record in the backward
+(`swapping`). A call on weights alone makes a *derived* weight, such as a standardised one, which is followed
+as a weight is. A call that cannot be followed is refused by name.
 """
 
 import contextlib
-import functools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -17,20 +14,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from adamas._nests import named_tensors
-from adamas.engines.bookkeeping import uses
+from adamas.engines.bookkeeping.arguments import looked_at, tensors_in, without_counts
+from adamas.engines.bookkeeping.bodies import WRITTEN_OUT, seen_body
 from adamas.engines.bookkeeping.counts import (
-    Count,
     check_reads,
     counted_len,
     forget_reads,
-    refuse_count,
+    refused_by_torch,
     user_line,
 )
+from adamas.engines.bookkeeping.customs import follow
 from adamas.engines.bookkeeping.graph import check_graph, seen_functions
 from adamas.engines.bookkeeping.places import Place
+from adamas.engines.bookkeeping.proof import Prover
+from adamas.engines.bookkeeping.questions import (
+    GRAD,
+    HARMLESS,
+    HOOKS,
+    READS,
+    SHAPES,
+    SHORTCUTS,
+    STRIDES,
+    function_name,
+    works_in_place,
+)
 from adamas.engines.bookkeeping.separation import (
     CONSTANT,
     IN_PLACE,
@@ -41,69 +50,20 @@ from adamas.engines.bookkeeping.separation import (
     TAKES_COUNTS,
     Mark,
 )
-from adamas.engines.bookkeeping.tracking import (
-    HARMLESS,
-    SHAPES,
-    WRITTEN_OUT,
-    Tracker,
-    looked_at,
-    seen_body,
-    tensors_in,
-    without_counts,
-)
-from adamas.engines.bookkeeping.unseen import Below, Unseen, check_modules, in_sight
-from adamas.engines.bookkeeping.uses import bound
+from adamas.engines.bookkeeping.swapping import used, weights_alone
+from adamas.engines.bookkeeping.unseen import Below, Unseen, check_modules, in_sight, own_refusal
+from adamas.engines.bookkeeping.uses.recurrent import FUSED_RNNS, pack, packed_rnn, pad
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
-_ELEMENTWISE = {
-    *("add", "sub", "mul", "div", "true_divide", "rsub", "where", "maximum", "minimum", "lerp", "addcmul"),
-    *("pow", "multiply", "subtract", "divide", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__"),
-    *("__rmul__", "__truediv__", "__rtruediv__", "__rdiv__", "__pow__", "__rpow__"),
-}
-# Modules that ask only whether a shortcut applies, such as no mask where no token is masked. The answer is
-# no, which never depends on the batch and gives the same result.
-_SHORTCUTS = {"transformers.masking_utils"}
-_IN_PLACE: dict[str, Any] = {
-    **{f"{name}_": getattr(torch, name) for name in ("add", "sub", "mul", "div", "lerp", "addcmul")},
-    **{"__iadd__": torch.add, "__isub__": torch.sub, "__imul__": torch.mul},
-    **{"__itruediv__": torch.div, "__idiv__": torch.div},
-}
-_IN_PLACE_OPERATORS = {
-    *(
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__idiv__",
-        "__itruediv__",
-        "__ifloordiv__",
-        "__imod__",
-        "__ipow__",
-    ),
-    *("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__", "__setitem__"),
-}
-_MATMULS = {"matmul", "__matmul__", "mm"}
-_EXPANSIONS = {"expand", "expand_as", "broadcast_to", "repeat"}
-_FUSED_RNNS: dict[Any, str] = {
-    torch.lstm: "lstm",
-    torch.gru: "gru",
-    torch.rnn_tanh: "rnn_tanh",
-    torch.rnn_relu: "rnn_relu",
-}
-_RNN_CELLS: dict[Any, str] = {
-    torch.lstm_cell: "lstm",
-    torch.gru_cell: "gru",
-    torch.rnn_tanh_cell: "rnn_tanh",
-    torch.rnn_relu_cell: "rnn_relu",
-}
-_GRAD = Tensor.grad.__get__  # type: ignore[union-attr]
-_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[union-attr]
 _ARANGE = torch.arange
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, _GRAD_FN)
 
 
-class Recorder(Tracker):
-    """Active while the model runs: proves, swaps calls, and differentiates."""
+class Recorder(Prover):
+    """A mode of torch that follows the forward and the backward of one step, call by call.
+
+    Args: see `Tracker`.
+    """
 
     def __init__(
         self,
@@ -113,7 +73,6 @@ class Recorder(Tracker):
         constants: "dict[int, weakref.ref[Tensor]] | None" = None,
     ) -> None:
         super().__init__(names, n, geometry, constants)
-        self.customs: set[int] = set()  # nodes of the graph whose backward is looked at
         self._depth: int | None = None  # calls that are being followed, in a first run
         self._inside: list[Any] = []  # functions that are followed through their own body at the moment
 
@@ -124,10 +83,10 @@ class Recorder(Tracker):
             loss: One loss per example.
             model: The model.
             batch: The batch.
-            watched: Look below the functions of Python, too, for what is not seen.
+            watched: Whether to look below the functions of Python, too, for computation that is not seen.
 
         Raises:
-            Unseen: Only a run that is watched can tell whether a tensor is a constant.
+            Unseen: A tensor is unknown, and only a watched run can tell whether it is a constant.
         """
         with contextlib.ExitStack() as stack:
             if watched:
@@ -135,7 +94,7 @@ class Recorder(Tracker):
                 self._depth = 0
                 inputs = [x for _, x in named_tensors(batch)]
                 self.below = stack.enter_context(Below(inputs, lambda: bool(self._depth)))
-                stack.enter_context(_own_refusal(self.below))
+                stack.enter_context(own_refusal(self.below))
             stack.enter_context(self.watching())
             losses = loss(model, batch)
             check_reads()
@@ -157,10 +116,10 @@ class Recorder(Tracker):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Follows all calls, and what no mode of torch sees."""
+        """Follows all calls, including those that no mode of torch sees."""
         forget_reads()
         with (
-            _refused_by_torch(),
+            refused_by_torch(),
             counted_len(self.length, self._arange),
             seen_functions(self.custom),
             in_sight(),
@@ -171,7 +130,7 @@ class Recorder(Tracker):
     # --- the backward ---------------------------------------------------------------------------------
 
     def backward(self, losses: Tensor) -> None:
-        """Differentiates, with the recorder active (checkpointing runs forwards again meanwhile)."""
+        """Differentiates with the recorder active, since checkpoints run forwards again."""
         check_graph(losses, self.names, self.anchor, self.is_data, self.customs)
         before = [p.grad for p in self.names]
         self.in_backward = True
@@ -193,7 +152,7 @@ class Recorder(Tracker):
         finally:
             for p, gradient in zip(self.names, before, strict=True):
                 p.grad = gradient
-        if leaks:  # a gradient came to a parameter on a path that left no record
+        if leaks:  # a gradient reached a parameter on a path without a record
             raise UnsupportedError(
                 f"engine='bookkeeping' cannot follow the parameter {leaks[0]!r} to the loss. Use "
                 "engine='vmap' or engine='loop'."
@@ -217,7 +176,7 @@ class Recorder(Tracker):
             if MARK not in args[0].__dict__:
                 self._check_known(args[0])
             return SHAPES[func](self.shape(args[0]), args, kwargs)
-        if func in HARMLESS or (self.in_backward and func == _GRAD):
+        if func in HARMLESS or (self.in_backward and func == GRAD):
             return func(*args, **kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedError(
@@ -228,9 +187,9 @@ class Recorder(Tracker):
         tensors, counted = looked_at(args, kwargs)
         check_reads(sys._getframe(2) if counted else None)
         with_data = any(map(self.is_data, tensors))
-        name = _name(func)
+        name = function_name(func)
         weights = torch.is_grad_enabled() and any(id(t) in self.tracked for t in tensors)
-        if func in _HOOKS and (with_data or weights):
+        if func in HOOKS and (with_data or weights):
             raise UnsupportedError(
                 f"The forward takes hold of a gradient ({name}, {user_line()}): a hook that changes it may "
                 "mix the examples. Remove the hook, or use engine='loop'."
@@ -239,17 +198,17 @@ class Recorder(Tracker):
             self._check_memory(tensors)
         if not with_data and not counted:
             if weights:
-                return self._weights_alone(func, name, args, kwargs)
+                return weights_alone(self, func, args, kwargs)
             result = func(*args, **kwargs)
             if func in MAKES and isinstance(result, Tensor):
                 self.set_mark(result, Mark(self.unit, None, made=True))
             else:
                 for t in tensors_in(result):
-                    if not any(t is given for given in tensors):  # which is the user's
+                    if not any(t is given for given in tensors):  # those are the user's
                         t.__dict__.setdefault(MARK, CONSTANT)
             return result
         if counted and func not in TAKES_COUNTS:
-            if func in IN_PLACE or _works_in_place(name) or kwargs.get("out") is not None:
+            if func in IN_PLACE or works_in_place(name) or kwargs.get("out") is not None:
                 self.refuse_mixing(f"{name} writes what depends on the number of examples ({user_line()})")
             result = func(*without_counts(args), **without_counts(kwargs))
             why = f"{name} computes with the number of examples ({user_line()})"
@@ -260,26 +219,28 @@ class Recorder(Tracker):
         if func is Tensor.__int__ and self._is_packed_size(args[0]):
             return func(*args)
         if func is torch._nested_tensor_from_mask_left_aligned:
-            return False  # only a shortcut, too
-        if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in _SHORTCUTS:
+            return False  # asks only whether a shortcut applies
+        if func is Tensor.__bool__ and sys._getframe(2).f_globals.get("__name__") in SHORTCUTS:
             return False
         if weights:
-            return self._used(func, name, args, kwargs, tensors, with_data)
+            return used(self, func, name, args, kwargs, tensors, with_data)
         if func in _PLAIN and kwargs.get("out") is None:
             return self._proven(func, name, args, kwargs, tensors, counted)
         if func is torch._pack_padded_sequence:
-            return uses.pack(self, *args)
+            return pack(self, *args)
         if func is torch._pad_packed_sequence:
-            return uses.pad(self, *without_counts(args))
+            return pad(self, *without_counts(args))
         if func is torch.autograd.grad or func is torch.autograd.backward:
-            # Of a saliency, or of a re-entrant checkpoint within the backward, whose functions are looked at.
+            # A saliency, or a re-entrant checkpoint within the backward, whose custom functions are followed.
             followed = self.customs if self.in_backward else ()
             for t in tensors_in((args[:1], kwargs.get("outputs"), kwargs.get("tensors"))):
                 check_graph(t, None, self.anchor, self.is_data, followed)
         if func in IN_PLACE:
             return self.write(func, name, args, kwargs)
-        if _works_in_place(name) and func not in TABLE:
-            self.refuse_mixing(f"{name} is not known to keep the examples apart in place ({user_line()})")
+        if works_in_place(name) and func not in TABLE:
+            self.refuse_mixing(
+                f"{name} is not known to keep the examples apart when it writes in place ({user_line()})"
+            )
         body = seen_body(func) if func in WRITTEN_OUT or func not in TABLE else None
         if body is not None and func not in self._inside:
             self._inside.append(func)
@@ -290,11 +251,11 @@ class Recorder(Tracker):
                 self._inside.remove(func)
         if "out" in kwargs and kwargs["out"] is not None:
             self.refuse_mixing(f"{name} writes to out= ({user_line()})")
-        if func in _FUSED_RNNS and not isinstance(args[3], bool):
-            return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        if func in _READS and not (func in _STRIDES and _tells_no_length(args[0], self.place(args[0]))):
+        if func in FUSED_RNNS and not isinstance(args[3], bool):
+            return packed_rnn(self, FUSED_RNNS[func], *args)
+        if func in READS and not (func in STRIDES and _tells_no_length(args[0], self.place(args[0]))):
             self._refuse_read(name)
-        if func in _STRIDES:
+        if func in STRIDES:
             return func(*args, **kwargs)
         return self._proven(func, name, args, kwargs, tensors, counted)
 
@@ -307,7 +268,7 @@ class Recorder(Tracker):
         tensors: list[Tensor],
         counted: bool,
     ) -> Any:
-        """Makes a call on data, and finds where the examples are in what it returns."""
+        """Makes a call on data, and finds where the examples are in its result."""
         plain = (without_counts(args), without_counts(kwargs)) if counted else (args, kwargs)
         result = func(*plain[0], **plain[1])
         if not isinstance(result, Tensor) and not tensors_in(result):
@@ -318,7 +279,7 @@ class Recorder(Tracker):
         return result
 
     def _arange(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes the numbers of the examples."""
+        """Numbers the examples: `torch.arange` of a `Count`."""
         with torch._C.DisableTorchFunction():
             return self._called(_ARANGE, args, kwargs)
 
@@ -327,10 +288,12 @@ class Recorder(Tracker):
         assert self.below is not None
         for t in tensors:
             if id(t) not in self.tracked and self.mark(t) is None and self.below.holds(t):
-                self.refuse_mixing(f"data of the batch was made into a tensor unseen ({user_line()})")
+                self.refuse_mixing(
+                    f"data of the batch became a tensor where the engine cannot see it ({user_line()})"
+                )
 
     def _check_saving(self) -> None:
-        """Raises if hooks change what the backward will find, such as a compression of activations."""
+        """Raises if hooks change the tensors saved for the backward, such as compressed activations."""
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and not getattr(hooks[0], "__module__", "").startswith("torch."):
             raise UnsupportedError(
@@ -339,219 +302,20 @@ class Recorder(Tracker):
             )
 
     def custom(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Follows a custom autograd function: its forward was seen, its backward will be looked at.
-
-        The gradients of its outputs are marked as the outputs are, and those that it returns must have their
-        examples where the inputs have theirs.
-        """
+        """Follows a custom autograd function; see `customs.follow`."""
         with torch._C.DisableTorchFunction():
-            self._follow(function, args, result)
-
-    def _follow(self, function: Any, args: tuple[Any, ...], result: Any) -> None:
-        inputs, outputs = tensors_in(args), tensors_in(result)
-        if not torch.is_grad_enabled() or not any(t.requires_grad for t in outputs):
-            return
-        if not any(map(self.is_data, inputs)):
-            for t in outputs:
-                if t.requires_grad:
-                    self.tracked[id(t)] = t
-            return
-        marks = [self.mark(t) for t in args if isinstance(t, Tensor)]
-        own = self.mark(result) if isinstance(result, Tensor) else None
-        if (
-            own is None
-            or own.place is None
-            or any(map(self.is_tracked, inputs))
-            or len(marks) != len(inputs)
-            or any(m is not None and m.why is not None for m in marks)
-        ):
-            return  # refused when the graph is looked at
-        name = function.__qualname__
-
-        def before(gradients: tuple[Tensor | None, ...]) -> None:
-            self.in_custom = True
-            for g in gradients:
-                if g is not None:
-                    self.set_mark(g, own)
-
-        def after(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-            self.in_custom = False
-            if len(gradients) != len(marks):
-                self.refuse_mixing(f"the backward of {name} is not proven")
-            for g, mark in zip(gradients, marks, strict=True):
-                found = None if g is None else self.mark(g)
-                if g is not None and mark is not None and (found is None or found.place != mark.place):
-                    why = (
-                        found.why if found is not None and found.why else "its gradients are at another place"
-                    )
-                    self.refuse_mixing(f"the backward of {name} is not proven: {why}")
-
-        node = result.grad_fn
-        assert node is not None
-        node.register_prehook(before)
-        node.register_hook(after)
-        self.customs.add(id(node))
+            follow(self, function, args, result)
 
     def _refuse_read(self, name: str) -> None:
         raise UnsupportedError(
             f"The forward reads values of the batch with {name} ({user_line()}), so that one example can "
-            "change the course of the others, which no clipping bounds. Use tensor functions such as "
+            "change the others' gradients, which clipping does not bound. Use tensor functions such as "
             "torch.where, or engine='loop'."
         )
-
-    def _weights_alone(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function of weights and constants: autograd keeps it, and its uses are followed."""
-        result = func(*args, **kwargs)
-        given = tensors_in((args, kwargs))
-        for t in (*tensors_in(result), *tensors_in(args[:1])):
-            if t.requires_grad:
-                self.tracked[id(t)] = t
-            elif not any(t is one for one in given):  # which is the user's
-                t.__dict__.setdefault(MARK, CONSTANT)
-        return result
-
-    def _used(
-        self,
-        func: Any,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
-        with_data: bool,
-    ) -> Any:
-        """A call in which a weight meets data, or a number of examples."""
-        if func in WRITTEN_OUT:
-            body = seen_body(func)
-            assert body is not None
-            with self:
-                return body(*args, **kwargs)
-        if not with_data:
-            if name in _EXPANSIONS and self.is_tracked(args[0]):
-                return uses.expanded(self, func, name, args, kwargs)
-            self.refuse_mixing(f"{name} computes with the number of examples ({user_line()})")
-        if func in _FUSED_RNNS and not isinstance(args[3], bool):
-            return uses.packed_rnn(self, _FUSED_RNNS[func], *args)
-        marks = [self.mark(t) for t in tensors if self.is_data(t)]
-        mixed = next((mark for mark in marks if mark is not None and mark.why is not None), None)
-        if mixed is not None:  # refused if it comes to the losses
-            result = func(*args, **kwargs)
-            for t in tensors_in(result):
-                self.set_mark(t, mixed)
-            return result
-        plain = _IN_PLACE.get(name)
-        if plain is not None and self.is_data(args[0]):
-            with self:
-                out = plain(args[0].clone(), *args[1:], **kwargs)
-                return args[0].copy_(out)
-        if _works_in_place(name):
-            raise UnsupportedError(
-                f"{self.names_in(args, kwargs)} takes part in {name}, which works in place. Use the "
-                "function that returns a new tensor."
-            )
-        result = self._swapped(func, name, args, kwargs)
-        if isinstance(result, Tensor) and not self._is_marked(result):
-            self.prove(func, name, args, kwargs, result, tensors)
-        return result
-
-    def _is_marked(self, t: Tensor) -> bool:
-        mark = t.__dict__.get(MARK)
-        return mark is not None and mark.owner is self.unit
-
-    def _swapped(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is F.linear:
-            x, w, b = bound(("input", "weight", "bias"), args, kwargs)
-            if self.clean(x, w, b):
-                return uses.linear(self, x, w, b)
-        elif name in _MATMULS and not kwargs and self._is_matrix(args[1]) and self.clean(*args):
-            return uses.linear(self, args[0], args[1], None, transposed=True)
-        elif (
-            name == "addmm"
-            and not kwargs
-            and args[0].shape == args[2].shape[1:]
-            and self.clean(args[1], args[2], args[0])
-        ):
-            return uses.linear(self, args[1], args[2], args[0], transposed=True)
-        elif func in uses.CONVOLUTIONS:
-            return uses.convolution(self, func, args, kwargs)
-        elif func is F.embedding:
-            return uses.embedding(self, func, args, kwargs)
-        elif func is F.layer_norm:
-            x, shape, w, b, eps = bound(("input", "normalized_shape", "weight", "bias", "eps"), args, kwargs)
-            if self.clean(x, w, b):
-                return uses.layer_norm(self, x, list(shape), w, b, 1e-5 if eps is None else eps)
-        elif func is F.group_norm:
-            x, groups, w, b, eps = bound(("input", "num_groups", "weight", "bias", "eps"), args, kwargs)
-            if self.clean(x, w, b):
-                return uses.group_norm(self, x, groups, w, b, 1e-5 if eps is None else eps)
-        elif func is F.instance_norm:
-            names = (
-                "input",
-                "running_mean",
-                "running_var",
-                "weight",
-                "bias",
-                "use_input_stats",
-                "momentum",
-                "eps",
-            )
-            x, mean, _, w, b, own, _, eps = bound(names, args, kwargs)
-            if mean is None and own is not False and self.clean(x, w, b):
-                return uses.group_norm(self, x, x.shape[1], w, b, 1e-5 if eps is None else eps)
-        elif func is F.rms_norm:
-            x, shape, w, eps = bound(("input", "normalized_shape", "weight", "eps"), args, kwargs)
-            if self.clean(x, w):
-                with self:
-                    return F.rms_norm(x, shape, None, eps) * w
-        elif func is F.batch_norm:
-            return uses.batch_norm(self, args, kwargs)
-        elif name == "prelu":
-            x, w = bound(("input", "weight"), args, kwargs)
-            with self:
-                slope = w.view(1, -1, *[1] * (x.dim() - 2)) if w.numel() > 1 else w
-                return torch.where(x > 0, x, x * slope)
-        elif func in _RNN_CELLS:
-            return uses.rnn_cell(self, _RNN_CELLS[func], *args)
-        elif func in _FUSED_RNNS:
-            return uses.rnn(self, _FUSED_RNNS[func], *args)
-        elif func is F.scaled_dot_product_attention and self._learned_mask(args, kwargs):
-            return uses.attention(self, args, kwargs)
-        elif name in _ELEMENTWISE:
-            return uses.elementwise(self, func, args, kwargs)
-        return uses.general(self, func, args, kwargs)
-
-    def _learned_mask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        others = [*args[:3], *(kwargs.get(key) for key in ("query", "key", "value"))]
-        return self.is_tracked(mask) and not any(map(self.is_tracked, others))
 
     def _is_packed_size(self, t: Tensor) -> bool:
         mark = self.mark(t)
         return mark is not None and mark.why == PACKED_SIZES
-
-    def _is_matrix(self, t: Any) -> bool:
-        return self.is_tracked(t) and t.dim() == 2
-
-
-@contextlib.contextmanager
-def _refused_by_torch() -> Iterator[None]:
-    """Refuses what torch itself refuses: a number of examples where it wants a plain number."""
-    try:
-        yield
-    except (TypeError, RuntimeError) as error:
-        if Count.__name__ not in str(error):
-            raise
-        refuse_count(f"computes with the number of examples ({str(error).splitlines()[0]})")
-
-
-@contextlib.contextmanager
-def _own_refusal(below: Below) -> Iterator[None]:
-    """Raises what was refused below, whatever TorchScript makes of it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if below.refusal is None:
-            raise
-        raise below.refusal from error
 
 
 def _tells_no_length(t: Tensor, place: Place) -> bool:
@@ -559,30 +323,10 @@ def _tells_no_length(t: Tensor, place: Place) -> bool:
     return place.axis == 0 and t.is_contiguous() and t.storage_offset() == 0
 
 
-def _works_in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
-
-
-@functools.lru_cache(maxsize=4096)
-def _name(func: Any) -> str:
-    name = getattr(func, "__name__", str(func))
-    return func.__self__.__name__ if name == "__get__" else name
-
-
-_STRIDES = {Tensor.stride, Tensor.storage_offset}  # which tell the number of examples if they are not first
-_READS: set[Any] = {
-    *_STRIDES,
-    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__),
-    *(Tensor.__index__, Tensor.__array__, Tensor.__contains__, Tensor.__repr__, Tensor.__complex__),
-    *(Tensor.__format__, Tensor.is_nonzero, torch.is_nonzero, torch.equal, Tensor.equal, torch.allclose),
-    *(Tensor.allclose, Tensor.untyped_storage, Tensor.storage, Tensor.data_ptr, Tensor.__dlpack__),
-    *(Tensor.backward, Tensor.__reduce_ex__, Tensor.__deepcopy__, Tensor.share_memory_),
-}
-
-# Functions of the table that need no other look than their rule.
+# Functions of the table whose rule is the only check that they need.
 _PLAIN: set[Any] = {
     func
     for func in TABLE
-    if func not in IN_PLACE and func not in WRITTEN_OUT and func not in _READS and func not in _FUSED_RNNS
-    if not _works_in_place(_name(func))
+    if func not in IN_PLACE and func not in WRITTEN_OUT and func not in READS and func not in FUSED_RNNS
+    if not works_in_place(function_name(func))
 } - {torch.autograd.grad, torch.autograd.backward, torch._pack_padded_sequence, torch._pad_packed_sequence}

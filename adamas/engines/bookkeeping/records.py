@@ -1,4 +1,4 @@
-"""What one use of a weight leaves behind: the gradient of each example, in a form cheaper than itself."""
+"""Records: the gradients of one use of a weight, one per example, in a form cheaper than themselves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ CHUNK = 1 << 19
 
 
 def chunk_length(size: int) -> int:
-    """How many examples of this many numbers make a chunk: the same number for each thread."""
+    """Returns the number of examples of `size` numbers in a chunk: the same number for each thread."""
     return torch.get_num_threads() * max(1, CHUNK // max(1, size))
 
 
@@ -31,13 +31,13 @@ class Record(ABC):
 
     Attributes:
         n: Number of examples.
-        whitened: Squared norms that were taken on the way, in the geometry of this step; of a derived weight,
-            those of the parameter's gradients.
+        whitened: Squared norms that were taken in the backward, in the geometry of this step; for a derived
+            weight, those of the parameter's gradients.
         function: The function that used the weight.
-        seconds: Time that was spent on the way.
-        retaken: Examples whose terms cancel by so much that norm and sum take them in float64; None for none.
-        most_kept: Per-example gradients that are made for their norms are kept for the sum while they take at
-            most this many times the memory of what the record holds; else the sum takes another product.
+        seconds: Time that they took.
+        retaken: Examples whose terms nearly cancel, so that norm and sum use float64; None for none.
+        most_kept: Per-example gradients that are made for their norms are kept for the sum if they take at
+            most this many times the memory of the record; otherwise the sum is another product.
     """
 
     n: int
@@ -49,18 +49,18 @@ class Record(ABC):
 
     @abstractmethod
     def formula(self, per_coordinate: bool) -> str:
-        """How norms are taken, in words, for a scale per coordinate or a single one."""
+        """Describes how norms are taken, for a scale per coordinate or a single one."""
 
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:
-        """What the record holds."""
+        """Returns the tensors that the record holds."""
 
     @abstractmethod
     def materialize(self, rows: slice | Tensor) -> Tensor:
-        """The gradients of some examples: `(k, *shape)`."""
+        """Computes the gradients of some examples: `(k, *shape)`."""
 
-    def forget_windows(self) -> None:  # noqa: B027, as most records keep nothing
-        """Frees the memory that `materialize` keeps for the next chunk, and that the sum does not need."""
+    def forget_windows(self) -> None:  # noqa: B027, since most records keep nothing
+        """Frees memory that `materialize` keeps for the next chunk, and that the sum does not need."""
 
     @abstractmethod
     def add_weighted_sum(self, weights: Tensor, out: Tensor, fresh: bool) -> None:
@@ -76,42 +76,42 @@ class Record(ABC):
 
     @abstractmethod
     def kept(self, rows: slice | Tensor) -> "Record":
-        """The record of some examples only."""
+        """Returns the record of some examples only."""
 
     def marked(self, part: R, rows: slice | Tensor) -> R:
-        """The record of some examples, who are retaken if they are here."""
+        """Marks the same examples as retaken in the record of some of them."""
         part.retaken = None if self.retaken is None else self.retaken[rows]
         return part
 
     def wide(self, rows: Tensor) -> "Record":
-        """The record of some examples in float64, where it has such a form."""
+        """Returns the record of some examples, in float64 if it has such a form."""
         return self.kept(rows)
 
     def terms(self, s: Value) -> Tensor | None:
-        """A bound on the sum of the lengths of the terms `G_i` is made of, divided by a scale, float64.
+        """Bounds the sum of the lengths of the terms of `G_i`, divided by a scale, in float64.
 
         None if there is one term, or if their sum is in hand.
         """
         return None
 
     def close_terms(self, s: Tensor) -> Tensor | None:
-        """A closer bound for a scale per coordinate, which costs more."""
+        """Computes a closer, more costly bound for a scale per coordinate."""
         return self.terms(s)
 
     def squares(self) -> Squares | None:
-        """`|G_i|^2`, or None where materializing is as good."""
+        """Computes `|G_i|^2`, or None if materializing is as good."""
         return None
 
     def products(self, c: Tensor) -> Tensor | None:
-        """`<G_i, c>` in float64, or None where materializing is as good."""
+        """Computes `<G_i, c>` in float64, or None if materializing is as good."""
         return None
 
     def product_error(self) -> float:
-        """A bound on the rounding error of `products`, in units of the lengths."""
+        """Bounds the rounding error of `products`, in units of the lengths."""
         return OF_NORM * unit(self.dtype)
 
     def scaled_squares(self, c: Tensor | None, s: Tensor, constant: float | None) -> Squares | None:
-        """`|(G_i - c)/s|^2` for a scale per coordinate, or None where materializing is as good.
+        """Computes `|(G_i - c)/s|^2` for a scale per coordinate, or None if materializing is as good.
 
         Args:
             c: The centre.
@@ -122,7 +122,7 @@ class Record(ABC):
 
 
 class Dense(Record):
-    """Gradients in hand, `(n, *shape)`: biases, normalisations, whatever is small or was needed anyway."""
+    """Gradients in hand, `(n, *shape)`: small ones, as of biases, and those that are needed anyway."""
 
     def __init__(self, gradients: Tensor, formula: str = "gradients in hand") -> None:
         self.gradients, self._formula = gradients, formula
@@ -165,7 +165,7 @@ class Dense(Record):
 
 
 def materialized(records: list[Record], rows: slice | Tensor) -> Tensor:
-    """The gradients of some examples over several uses of a weight, `(k, *shape)`."""
+    """Computes the gradients of some examples over several uses of a weight, `(k, *shape)`."""
     total = records[0].materialize(rows)
     for record in records[1:]:
         total = total + record.materialize(rows)
@@ -173,7 +173,7 @@ def materialized(records: list[Record], rows: slice | Tensor) -> Tensor:
 
 
 def terms_of(records: Sequence[Record], s: Value, *, close: bool = False) -> Tensor | None:
-    """What the terms of several records come to; see `Record.terms`."""
+    """Bounds the terms of several records together; see `Record.terms`."""
     bounds = [
         r.close_terms(s) if close and isinstance(s, Tensor) and s.dim() else r.terms(s) for r in records
     ]
@@ -203,7 +203,7 @@ def _add(record: Record, weights: Tensor, out: Tensor, fresh: bool) -> None:
 
 
 def in_memory_like(gradients: Tensor, p: Tensor, geometry: Geometry) -> Geometry:
-    """The geometry of one parameter with its values in memory in the order of some gradients' coordinates."""
+    """Returns the geometry of one parameter, with the memory order of some gradients."""
     order = [axis - 1 for axis in memory_order(gradients)]
     if order == sorted(order):
         return geometry

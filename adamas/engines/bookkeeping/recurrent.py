@@ -1,7 +1,7 @@
-"""LSTM, GRU and plain recurrent layers as linear maps and element-wise functions.
+"""Writes LSTM, GRU and plain recurrent layers as linear maps and element-wise functions.
 
-The fused calls hide the use of each weight at each place. Written out, the input projection is one linear
-map over all places, and the recurrent ones join along time: exact, with the cross terms between places.
+Fused calls hide the use of each weight at each place. Written out, the input projection is one linear map
+over all places, and the uses of a recurrent weight merge along time, with their cross terms.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 
 def lstm_cell(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """From the projections of input and hidden state, and the cell state."""
+    """Computes the next states from projections of input and hidden state, and the cell state."""
     i, f, g, o = (x + h).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
 def gru_cell(x: Tensor, h: Tensor, state: Tensor) -> Tensor:
-    """From the projections of input and hidden state, and the hidden state."""
+    """Computes the next state from projections of input and hidden state, and the hidden state."""
     xr, xz, xn = x.chunk(3, -1)
     hr, hz, hn = h.chunk(3, -1)
     z = (xz + hz).sigmoid()
@@ -28,7 +28,7 @@ def gru_cell(x: Tensor, h: Tensor, state: Tensor) -> Tensor:
 
 
 def cell(kind: str, x: Tensor, h: Tensor, state: list[Tensor]) -> list[Tensor]:
-    """One place of a recurrent layer: projections and state to the next state."""
+    """Computes the next states of a recurrent layer from its projections and states."""
     if kind == "lstm":
         return list(lstm_cell(x, h, state[1]))
     if kind == "gru":
@@ -48,13 +48,13 @@ def layers(
     batch_first: bool,
     active: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """A whole recurrent module: outputs, then the last states stacked over layers and directions.
+    """Computes a recurrent module: outputs, then the last states stacked over layers and directions.
 
     Args:
         kind: "lstm", "gru", "rnn_tanh" or "rnn_relu".
         x: Inputs.
         states: First states, each `(layers * directions, n, hidden)`.
-        weights: As torch keeps them, in a flat list.
+        weights: A flat list, in torch's order.
         bias: Whether there are biases among them.
         count: Number of layers.
         bidirectional: Whether each layer has a second direction.

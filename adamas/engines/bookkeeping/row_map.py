@@ -1,4 +1,4 @@
-r"""Norms behind weights whose rows are normalised, without a vector-Jacobian product for each example."""
+r"""Computes norms behind row-normalised weights without a vector-Jacobian product for each example."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from adamas.engines.bookkeeping.convolution import Convolution
 from adamas.engines.bookkeeping.derived import scattered
 from adamas.engines.bookkeeping.outer import Outer
 
-# Where the form leaves less of `alpha^2 |G|^2`, the three factors are not known well enough.
+# If the form leaves a smaller share of `alpha^2 |G|^2`, the three factors are not precise enough.
 _CANCELLATION = 1e-2
 
 
@@ -49,7 +49,7 @@ class RowMap:
 
     @classmethod
     def fit(cls, t: Tensor, leaves: Sequence[Tensor]) -> "RowMap | None":
-        """The map of a weight derived from some parameters, or None if its Jacobian has another form."""
+        """Fits the map of a weight derived from some parameters; None if its Jacobian has another form."""
         if len(leaves) != 1 or leaves[0].shape != t.shape or t.dim() < 2 or not t.numel():
             return None
         (leaf,) = leaves
@@ -73,7 +73,7 @@ class RowMap:
         return cls(leaf, t.detach(), rows.length[:, 0], alpha[:, 0], one[:, 0], own[:, 0])
 
     def row_sums(self, gradients: Tensor) -> Tensor:
-        """What `of_rows` takes, of gradients in hand, `(k, *shape)` with their rows together in memory."""
+        """Computes the `sums` of `of_rows` from gradients `(k, *shape)` whose rows are contiguous."""
         k, height = gradients.shape[:2]
         order = memory_order(gradients)
         if self._in_order is None:
@@ -83,7 +83,7 @@ class RowMap:
         return row_sums(flat, self._in_order).view(3, k, height)
 
     def of_rows(self, sums: Tensor, terms: Tensor | None) -> Tensor:
-        """`|J^T G_i|^2` in float64, not below the true ones; NaN where the form would lose digits.
+        """Computes `|J^T G_i|^2` in float64, never below the true value; NaN where it would lose digits.
 
         Args:
             sums: `|G|^2`, `t . G` and the sum for each row of each example's gradient, `(3, n, rows)`.
@@ -95,7 +95,7 @@ class RowMap:
         return self._combined(scaled, along, None if self._keeps_mean else total)
 
     def of_record(self, record: Outer | Convolution, output: Tensor) -> Tensor | None:
-        """The same of a record whose squares have a cheap form.
+        """Computes the same for a record whose squares have a cheap form.
 
         Args:
             record: The use of the derived weight.
@@ -109,7 +109,7 @@ class RowMap:
         return self._combined(squares, record.row_products(output), sums)
 
     def _combined(self, squares: Squares, along: Tensor, sums: Tensor | None) -> Tensor:
-        """The norms, from `alpha^2 |G|^2` over all rows, and `t . G` and the sum of each row."""
+        """Computes the norms from `alpha^2 |G|^2` over all rows, and `t . G` and the sum of each row."""
         others, total = self.alpha.square(), squares.values
         before = total * self._gain
         errors, terms = OF_NORM * unit(squares.dtype) * before, squares.terms
@@ -127,7 +127,7 @@ class RowMap:
 
 
 class _Rows:
-    """The rows of a weight, and what of them is needed more than once, as columns in float64."""
+    """The rows of a weight, with their reused statistics as columns in float64."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
@@ -142,7 +142,7 @@ class _Rows:
 
 
 class _Vector:
-    """`sizes * direction + mean + along * sqrt(width) * unit row`, for each row, and its products."""
+    """A vector `sizes * direction + mean + along * sqrt(width) * unit row` for each row, and its products."""
 
     def __init__(
         self, rows: _Rows, sizes: Tensor, direction: Tensor, mean: Tensor | float, along: Tensor | float
@@ -161,11 +161,11 @@ class _Vector:
         self.sum = self.size * direction.double().sum() + self.mean * rows.width + self.own * rows.sums
 
     def values(self) -> Tensor:
-        """The vector itself."""
+        """Returns the vector itself."""
         return self._made(self.size, self.mean, self.own)
 
     def length(self) -> Tensor:
-        """The length of each row."""
+        """Returns the length of each row."""
         return self._product(
             self.size * self.direction.double().square().sum()
             + self.mean * self.direction.double().sum()
@@ -175,7 +175,7 @@ class _Vector:
         ).sqrt()
 
     def becomes(self, g: Tensor, alpha: Tensor, one: Tensor, own: Tensor) -> bool:
-        """Tells whether the map with these factors makes `g` of it.
+        """Tells whether the map with these factors takes the vector to `g`.
 
         Each number is compared by itself: one that is off would hide among many in the length of a row. It
         may be off by the tolerance of the parts that it is made of.
@@ -195,7 +195,7 @@ class _Vector:
         return bool((apart <= torch.addcmul(least, rows.values.abs(), slope)).all())
 
     def factors(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The factors of the map that makes `g` of it: beside row and mean, of the mean, of the row."""
+        """Returns the factors of the map that takes the vector to `g`: for the rest, the mean and the row."""
         rows = self.rows
         with_row, sums = _sums(g * rows.values), _sums(g)
         along = with_row / rows.length
@@ -208,7 +208,7 @@ class _Vector:
         return alpha, (sums / self.sum if rows.centred else alpha), along / self.along
 
     def _product(self, with_direction: Tensor, total: Tensor, with_row: Tensor) -> Tensor:
-        """The product with something, from that something's products with the parts."""
+        """Returns the product with another vector, from that vector's products with the parts."""
         return self.size * with_direction + self.mean * total + self.own * with_row
 
     def _made(self, size: Tensor, mean: Tensor, row: Tensor) -> Tensor:

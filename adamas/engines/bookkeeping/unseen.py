@@ -28,7 +28,7 @@ from adamas.errors import UnsupportedError
 
 
 class Unseen(Exception):
-    """A tensor is not known; whether it is a constant shows in a forward that is looked at from below."""
+    """Raised for an unknown tensor; a forward under `Below` tells whether it is a constant."""
 
 
 def check_modules(model: nn.Module) -> None:
@@ -44,7 +44,7 @@ def check_modules(model: nn.Module) -> None:
 
 
 class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows data by its memory, and raises where it is computed with outside of any function that was seen.
+    """Follows data by its memory, and raises if a function that the recorder did not see computes with it.
 
     Args:
         inputs: The tensors of the batch.
@@ -55,13 +55,13 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._inside = inside
         self.refusal: UnsupportedError | None = None
-        # Storages are held, so that nothing else comes to their place in memory.
+        # Storages are kept alive, so that their memory is not reused.
         self._data = {s.data_ptr(): s for s in (x.untyped_storage() for x in inputs)}
         self._made: dict[int, Any] = {}
         self._new: set[int] = set()
 
     def __enter__(self) -> "Below":
-        gc.collect(0)  # from now on, what is new is in the youngest generation, or leaves it in our sight
+        gc.collect(0)  # from now on, new objects are in the youngest generation, or leave it by `_collected`
         gc.callbacks.append(self._collected)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -102,7 +102,7 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storages.setdefault(storage.data_ptr(), storage)
 
     def holds(self, t: Tensor) -> bool:
-        """Tells whether the memory of a tensor has data, and is held here."""
+        """Tells whether a tensor's memory holds data of the batch."""
         return t.layout == torch.strided and t.untyped_storage().data_ptr() in self._data
 
     def made(self, t: Tensor) -> bool:
@@ -118,12 +118,12 @@ class Below(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _shown(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same function, which shows its calls to the modes of torch."""
+    """Wraps a function so that the modes of torch see its calls."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if has_torch_function(args):
             script = getattr(args[0], "_torchdynamo_inline", None)
-            if script is not None:  # the function of Python that it was made of, whose calls are seen
+            if script is not None:  # the Python function that it was compiled from, whose calls are seen
                 return script(*args[1:], **kwargs)
             return handle_torch_function(call, args, *args, **kwargs)
         return function(*args, **kwargs)
@@ -133,7 +133,7 @@ def _shown(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _refused(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same function, which a thread in sight must not call."""
+    """Wraps a function so that it raises in a thread whose forward is followed."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() in _in_sight:
@@ -151,7 +151,7 @@ def _refused(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 _OWN_THREADS = "adamas._numerics.threads"
-_STANDARD = ("concurrent.", "threading", "multiprocessing.", __name__)  # whoever called these is asked for
+_STANDARD = ("concurrent.", "threading", "multiprocessing.", __name__)  # look for the caller of these
 _HIDDEN: list[tuple[Any, str, str]] = [
     (torch, "from_numpy", "from_numpy"),
     (torch, "frombuffer", "frombuffer"),
@@ -174,7 +174,7 @@ _HANDING_OVER: list[tuple[Any, str, str]] = [
 
 _EXCHANGED = [(*entry, _shown) for entry in _HIDDEN] + [(*entry, _refused) for entry in _HANDING_OVER]
 _in_sight: set[int] = set()  # threads
-_stand_ins: dict[tuple[Any, str], tuple[Any, Any]] = {}  # a function, and what takes its place
+_stand_ins: dict[tuple[Any, str], tuple[Any, Any]] = {}  # a function, and its replacement
 
 
 @contextmanager
@@ -200,9 +200,20 @@ def in_sight() -> Iterator[None]:
 
 
 def _stand_in(owner: Any, name: str, shown: str, change: Callable[..., Any]) -> Any:
-    """What takes the place of a function; the same one each time, unless somebody else exchanged it."""
+    """Returns the replacement of a function, the same each time unless other code replaced the function."""
     found = getattr(owner, name)
     known = _stand_ins.get((owner, name))
     if known is None or known[0] is not found:
         known = _stand_ins[owner, name] = found, change(found, shown)
     return known[1]
+
+
+@contextmanager
+def own_refusal(below: Below) -> Iterator[None]:
+    """Raises the refusal of `below` as it was, whatever TorchScript makes of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if below.refusal is None:
+            raise
+        raise below.refusal from error

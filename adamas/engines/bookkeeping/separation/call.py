@@ -11,16 +11,16 @@ from adamas.engines.bookkeeping.places import Place, Rows, equal_along
 
 
 class Mixing(Exception):
-    """Says why a call is not proven to keep the examples apart."""
+    """Raised, with the reason, if a call is not proven to keep the examples apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """What an index tensor picks: rows of an axis that holds examples, so that their examples are known.
+    """The rows that an index tensor picks from an axis of examples, so that their examples are known.
 
     Attributes:
-        source: The place, but for its axis, that may be indexed.
-        rows: What the picked rows are; None for every example once, in order.
+        source: The place that may be indexed, on any axis.
+        rows: The picked rows; None for every example once, in order.
     """
 
     source: Place
@@ -29,7 +29,7 @@ class Picks:
 
 @dataclass(slots=True)
 class Mark:
-    """What is known of a tensor of the running model.
+    """Facts about a tensor of the running model.
 
     Attributes:
         place: Where its examples are; None for a constant, or if they are mixed.
@@ -39,7 +39,7 @@ class Mark:
         made: Whether it is a constant that was made in this forward and may be written to.
         chosen: The rows that a mask chooses.
         alike: Whether it is a constant that was spread over the examples, the same for each.
-        numbers: Whether its values are the positions of the examples, which may pick rows and nothing else.
+        numbers: Whether its values are positions of examples, which may only be used to pick rows.
     """
 
     owner: Any
@@ -54,7 +54,7 @@ class Mark:
 
 
 class _Constant:
-    """The mark of a tensor that was made of constants, in the engine's sight; its copies are such, too."""
+    """The mark of a tensor that was seen to be made of constants; copies of the tensor share it."""
 
     __slots__ = ()
     owner, numbers = None, False
@@ -75,7 +75,7 @@ ALL = "all"
 """All axes."""
 
 PACKED_SIZES = "the sizes of packed sequences tell of all examples (pack_padded_sequence)"
-"""Why the batch sizes of packed sequences are mixed; as a size they stand for the number of examples."""
+"""Why batch sizes of packed sequences are mixed; used as a size, they stand for the number of examples."""
 
 
 class Call:
@@ -85,7 +85,7 @@ class Call:
         name: The function's name.
         args: Its arguments.
         kwargs: Its named arguments.
-        result: What it returned; for a function that works in place, the tensor that it will change.
+        result: Its result; for a function that works in place, the tensor that it will change.
         mark: Returns what is known of a tensor, None for a constant.
         unit: The examples of the batch.
     """
@@ -147,7 +147,7 @@ class Call:
             raise Mixing(f"{self.name} combines the examples with a constant that differs by their position")
 
     def only(self, *data: Tensor) -> None:
-        """Raises if a tensor beside these holds data."""
+        """Raises if a tensor other than these holds data."""
         known = set(map(id, data))
         for t in self.tensors():
             if id(t) not in known and self.place(t) is not None:

@@ -46,7 +46,7 @@ def elementwise(call: Call) -> Found:
 
 
 def copied(call: Call) -> Found:
-    """`x.copy_(source)`, whatever was there before."""
+    """Follows `x.copy_(source)`, whatever `x` held before."""
     x, source = call.first, call.get(1, "src", "other")
     place = call.place(x)
     if place is not None and call.place(source) is None:

@@ -9,7 +9,7 @@ from adamas.engines.bookkeeping.separation.views import over_examples, sizes_of
 
 
 def made(call: Call) -> Found:
-    """Constants of one value, or of random ones, with the number of examples among their sizes."""
+    """Follows constants of one value or of random ones, with the number of examples among their sizes."""
     given = call.kwargs.get(
         "size", call.args[0] if call.args and not isinstance(call.args[0], SIZE) else None
     )

@@ -7,7 +7,7 @@ from adamas.engines.bookkeeping.separation.call import Call, Found, Mark, Mixing
 
 
 def inner_gradient(call: Call) -> Found:
-    """`torch.autograd.grad` of a sum over the examples, with respect to data."""
+    """Follows `torch.autograd.grad` of a sum over the examples, with respect to data."""
     outputs, inputs = call.get(0, "outputs"), call.get(1, "inputs")
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -21,7 +21,7 @@ def inner_gradient(call: Call) -> Found:
         if mark is not None and mark.total and weight is None:
             continue
         if call.place(output) is None or (weight is not None and call.place(weight) != call.place(output)):
-            raise Mixing("autograd.grad differentiates something else than a sum over the examples")
+            raise Mixing("autograd.grad differentiates something other than a sum over the examples")
     places: list[Place | Mark | None] = []
     for x, gradient in zip(inputs, call.result, strict=True):
         place = call.place(x)

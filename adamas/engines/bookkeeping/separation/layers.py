@@ -11,10 +11,10 @@ from adamas.engines.bookkeeping.separation.elementwise import broadcast
 
 
 def batch_first(axes: int | None = None) -> Callable[[Call], Found]:
-    """Functions whose first axis is a batch: each of its entries is treated by itself.
+    """Makes the rule of a function that treats each entry of the first axis by itself.
 
     Args:
-        axes: How many axes the images have beside batch and channels; None for any.
+        axes: The number of axes of an image without batch and channels; None for any.
     """
 
     def rule(call: Call) -> Found:
@@ -155,7 +155,7 @@ def cross_entropy(call: Call) -> Found:
 
 
 def ctc_loss(call: Call) -> Found:
-    """`ctc_loss(log_probs (T, n, C), targets (n, S), input_lengths, target_lengths)`."""
+    """Follows `ctc_loss(log_probs (T, n, C), targets (n, S), input_lengths, target_lengths)`."""
     x, targets = call.args[:2]
     reduction = call.get(5, "reduction", default="mean")
     if reduction != "none" or targets.dim() != 2 or x.dim() != 3:
@@ -183,7 +183,7 @@ def ctc_loss(call: Call) -> Found:
 
 
 def similarity(position: int) -> Callable[[Call], Found]:
-    """Elementwise, then a sum along one axis."""
+    """Makes the rule of an elementwise function with a sum along one axis."""
 
     def rule(call: Call) -> Found:
         x, y = call.args[:2]
@@ -201,7 +201,7 @@ def similarity(position: int) -> Callable[[Call], Found]:
 
 
 def recurrent(call: Call) -> Found:
-    """A fused recurrent layer with constant weights: `(x, states, weights, ..., batch_first)`."""
+    """Follows a fused recurrent layer with constant weights: `(x, states, weights, ..., batch_first)`."""
     x, states, weights = call.args[:3]
     if not isinstance(call.args[3], bool):
         raise Mixing(f"{call.name} of packed sequences with constant weights is not followed")

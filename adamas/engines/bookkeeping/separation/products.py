@@ -10,7 +10,7 @@ from adamas.engines.bookkeeping.separation.elementwise import broadcast
 
 
 def products(call: Call, a: Tensor, b: Tensor) -> Place | None:
-    """A matrix product: the examples are on batch axes of both, or on rows of one beside a constant."""
+    """Follows a product: examples are on batch axes of both factors, or on rows of one next to a constant."""
     pa, pb = call.place(a), call.place(b)
     dim = call.result.dim()
     if pa is None and pb is None:

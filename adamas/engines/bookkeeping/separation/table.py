@@ -10,6 +10,7 @@ from adamas.engines.bookkeeping.separation import (
     axes,
     elementwise,
     factories,
+    gathering,
     gradients,
     indexing,
     layers,
@@ -113,7 +114,7 @@ _rows("softmax log_softmax softmin _log_softmax", axes.softmax)
 _rows("norm vector_norm normalize", axes.along_axis(2))
 TABLE[F.normalize] = axes.along_axis(2, default=1)
 _rows("topk kthvalue", axes.along_axis(2, default=-1))
-_rows("sort argsort", indexing.ordered)
+_rows("sort argsort", gathering.ordered)
 _rows("msort", lambda call: axes.along(call, call.first, 0))
 _rows("flip", axes.flipped)
 _rows("fliplr", lambda call: axes.along(call, call.first, 1))
@@ -187,11 +188,11 @@ _rows("__getitem__", indexing.getitem, values=True)
 _rows("__setitem__", indexing.setitem)
 _rows("nonzero argwhere", indexing.nonzero)
 _rows("masked_select", indexing.masked_select)
-_rows("gather take_along_dim", indexing.gathered)
-_rows("index_fill", indexing.index_filled)
-_rows("index_select", indexing.index_select)
-_rows("index_add index_copy", indexing.index_add)
-_rows("scatter scatter_add scatter_reduce", indexing.scatter)
+_rows("gather take_along_dim", gathering.gathered)
+_rows("index_fill", gathering.index_filled)
+_rows("index_select", gathering.index_select)
+_rows("index_add index_copy", gathering.index_add)
+_rows("scatter scatter_add scatter_reduce", gathering.scatter)
 _rows("zeros ones empty full rand randn", factories.made, makes=True)
 _rows("new_zeros new_ones new_empty new_full", factories.made_new, makes=True)
 _rows("arange", factories.numbered, makes=True)
@@ -243,9 +244,9 @@ for _function, _rule in (*TABLE.items(), *IN_PLACE.items()):
     if _rule in (
         indexing.getitem,
         indexing.setitem,
-        indexing.index_select,
-        indexing.index_add,
-        indexing.scatter,
+        gathering.index_select,
+        gathering.index_add,
+        gathering.scatter,
     ):
         INDEXING.add(_function)
 

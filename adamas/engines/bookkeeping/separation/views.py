@@ -50,7 +50,7 @@ def _check_counts(call: Call, sizes: Sequence[Any], place: Place) -> None:
 
 
 def moved(order: Callable[[Call, int], Sequence[int]]) -> Callable[[Call], Found]:
-    """Functions that permute the axes; `order` tells which axis comes to each place."""
+    """Makes the rule of a function that permutes the axes; `order` tells which axis moves to each place."""
 
     def rule(call: Call) -> Found:
         x = call.first
@@ -109,7 +109,7 @@ def squeeze(call: Call) -> Found:
     dims = call.get(1, "dim")
     axes = range(x.dim()) if dims is None else axes_of(dims, x.dim())
     if place.axis in axes:
-        call.unit.single_differs = True  # of a single example the axis would be gone
+        call.unit.single_differs = True  # for a single example, the axis would be removed
     gone = [axis for axis in axes if x.shape[axis] == 1]
     if place.axis in gone:
         raise Mixing(f"{call.name} removes the axis of the examples")
@@ -117,7 +117,7 @@ def squeeze(call: Call) -> Found:
 
 
 def sizes_of(call: Call) -> Sequence[Any]:
-    """The sizes among the arguments, given one by one or together."""
+    """Returns the sizes among the arguments, given one by one or together."""
     given = call.kwargs.get("size", call.kwargs.get("shape", call.kwargs.get("repeats", call.args[1:])))
     if len(given) == 1 and not isinstance(given[0], SIZE):
         return list(given[0])
@@ -145,7 +145,7 @@ def expanded(call: Call) -> Found:
 
 
 def over_examples(call: Call, sizes: Sequence[Any]) -> Place | None:
-    """The place in a constant that was given a number of examples as a size."""
+    """Returns the place in a constant that has a number of examples as a size."""
     counts = [(axis, size) for axis, size in enumerate(sizes) if isinstance(size, Count)]
     if not counts:
         return None
@@ -222,7 +222,7 @@ def unfolded(call: Call) -> Found:
 
 
 def pieces(call: Call) -> Found:
-    """Functions that cut one axis into pieces, or take one entry or some of it."""
+    """Follows functions that cut one axis into pieces, or take some entries of it."""
     x = call.first
     call.only(x)
     place = call.place(x)
@@ -247,7 +247,7 @@ def pieces(call: Call) -> Found:
     if call.name == "narrow":
         start, pieces = call.get(2, "start"), [call.result]
         if isinstance(start, Tensor):
-            raise Mixing("narrow starts where a tensor says")
+            raise Mixing("narrow starts at an index from a tensor")
         return _blocks(call, place, [start], [call.result.shape[axis]])[0]
     pieces = list(call.result)
     starts, start = [], 0
@@ -258,7 +258,7 @@ def pieces(call: Call) -> Found:
 
 
 def _blocks(call: Call, place: Place, starts: Sequence[int], lengths: Sequence[int]) -> list[Place]:
-    """Stretches of the example axis that hold all examples, such as one of several batches joined in one."""
+    """Finds stretches of the example axis that hold all examples, such as one of several joined batches."""
     size = place.length(call.n) * place.inner
     if any(start % size or length % size for start, length in zip(starts, lengths, strict=True)):
         raise Mixing(f"{call.name} takes some of the examples out of the batch")
@@ -285,7 +285,7 @@ def concatenated(call: Call) -> Found:
 
 
 def joined(call: Call, tensors: Sequence[Tensor], dim: Any, result: Tensor) -> Place | None:
-    """Tensors that are joined along an axis, which may be that of the examples."""
+    """Follows tensors that are joined along an axis, which may be that of the examples."""
     tensors = [t for t in tensors if t.dim() == result.dim()]  # torch ignores empty vectors
     axis = axes_of(dim, result.dim())[0]
     places = [call.place(t) for t in tensors]
