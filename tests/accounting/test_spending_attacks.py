@@ -20,7 +20,7 @@ from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.journal import Journal
 from adamas.noise import GaussianNoise
 from adamas.sampling import Poisson
-from tests.support.keys_of_noise import keys, known, ledger, shared  # noqa: F401
+from tests.support.keys_of_noise import known, shared
 from tests.support.small_runs import finish, loss, make_data, make_model, make_run
 from tests.support.stopped_runs import stopped
 

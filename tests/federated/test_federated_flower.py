@@ -40,7 +40,7 @@ NOW = Round(1, 3, 2)
 def node(client=0, **config) -> Context:
     """A node that imports the task; without a ledger it accepts a seed as well."""
     own = {} if "ledger" in config else {"allow-seed": True}
-    known = {"partition-id": client, "task": "federated_blobs", **own, **config}
+    known = {"partition-id": client, "task": "tests.support.federated_blobs", **own, **config}
     return Context(1, 1, known, RecordDict(), {})
 
 
@@ -384,11 +384,20 @@ def test_nodes_that_are_not_there_are_named(grid):
 
 def adamas_federated(out, *arguments, code=0, **environment) -> subprocess.CompletedProcess:
     command = [
-        *("federated", "run", "--task", "federated_blobs", "--clients", "4", "--participation", "1"),
+        *(
+            "federated",
+            "run",
+            "--task",
+            "tests.support.federated_blobs",
+            "--clients",
+            "4",
+            "--participation",
+            "1",
+        ),
         *("--rounds", "2", "--local-steps", "2", "--batch-size", "10", "--noise-multiplier", "1"),
         *("--delta", "1e-3", "--accountant", "rdp", "--seed", "0", "--out", str(out), *arguments),
     ]
-    places = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-m", "adamas", *command], env=variables, capture_output=True, text=True, timeout=600
