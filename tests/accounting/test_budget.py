@@ -217,6 +217,7 @@ def _spend(path, barrier, results):
         results.put("refused")
 
 
+@pytest.mark.subprocess
 def test_two_processes_cannot_spend_the_same_budget(ledger):
     """The budget pays for one of four runs that begin at the same moment."""
     assert cost((make_run().loader.sampler.event({0: [1.0]}), 24), delta=1e-3) > 5.0

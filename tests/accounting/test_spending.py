@@ -446,6 +446,7 @@ def hold(file, ready, leave):
     leave.wait(60)
 
 
+@pytest.mark.subprocess
 def test_a_run_that_is_alive_elsewhere_is_not_continued(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run(seed=None)
@@ -658,6 +659,7 @@ def live(folder, number, ready):
             made.write(b"1")
 
 
+@pytest.mark.kills
 def test_kills_at_random_moments_never_lower_the_sum_of_a_data_set(tmp_path):
     """20 processes are killed from the start of their run on; what they released is in the ledger."""
     ledger = DataLedger.create(tmp_path / "data.ledger", epsilon=900.0, delta=1e-3, accountant="rdp")

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("flwr")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch.utils.data import TensorDataset
 
@@ -415,6 +418,7 @@ def test_an_update_that_cost_more_than_was_charged_does_not_leave(
     assert sum(entry["count"] for entry in entries) == 2  # what was charged, and what was released
 
 
+@pytest.mark.subprocess
 def test_two_processes_and_a_link_count_on_one_ledger(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
     script = """if True:

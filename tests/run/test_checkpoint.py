@@ -203,6 +203,7 @@ def recorded(folder, seed):
     return sum(count for _, count in ledger.entries) + repeated, state["steps_done"]
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("seed", [3, None])
 def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
     """Each process is killed as `kill -9` does, at a random moment after its first step.
