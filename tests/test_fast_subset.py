@@ -13,12 +13,9 @@ pytestmark = pytest.mark.subprocess
 @pytest.fixture(scope="module")
 def collected():
     """The fast tests that pytest finds where no extra is installed, by file."""
-    command = [
-        *(sys.executable, "-m", "pytest", "-p", "tests.support.hidden_packages", "-p", "no:cacheprovider")
-    ]
-    done = subprocess.run(
-        [*command, "--collect-only", "-q", "-q", "-m", "not slow"], cwd=ROOT, capture_output=True, text=True
-    )
+    hiding = ["-p", "tests.support.hidden_packages", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *hiding, "--collect-only", "-qq", "-m", "not slow"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     rows = [line.rsplit(": ", 1) for line in done.stdout.splitlines() if ".py: " in line]
     return {file: int(count) for file, count in rows}
