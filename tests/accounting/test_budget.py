@@ -1,6 +1,5 @@
 """Budgets: of a run, and of all runs on a data set."""
 
-import multiprocessing
 import sqlite3
 
 import dp_accounting
@@ -10,6 +9,7 @@ import torch
 import adamas
 from adamas import DataLedger, calibrate
 from adamas.accounting.budget import Budget
+from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_run
 from tests.support.stopped_runs import stopped
 
@@ -217,11 +217,11 @@ def _spend(path, barrier, results):
         results.put("refused")
 
 
+@pytest.mark.subprocess
 def test_two_processes_cannot_spend_the_same_budget(ledger):
     """The budget pays for one of four runs that begin at the same moment."""
     assert cost((make_run().loader.sampler.event({0: [1.0]}), 24), delta=1e-3) > 5.0
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "adamas", "test_training"])
+    context = fork_server()
     barrier, results = context.Barrier(4), context.Queue()
     processes = [context.Process(target=_spend, args=(ledger.path, barrier, results)) for _ in range(4)]
     for process in processes:

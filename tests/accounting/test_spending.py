@@ -5,7 +5,6 @@ The names of these tests say what must not happen; docs/reliability.md has the t
 
 import copy
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from adamas.sampling import Poisson
 from adamas.secure_noise import SecureNoise
 from tests.support import distributed_ranks as ranks
 from tests.support.keys_of_noise import known, shared
+from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_data, make_model, make_run
 from tests.support.stopped_runs import counted, parameters, stopped
 
@@ -446,13 +446,13 @@ def hold(file, ready, leave):
     leave.wait(60)
 
 
+@pytest.mark.subprocess
 def test_a_run_that_is_alive_elsewhere_is_not_continued(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run(seed=None)
     run.save(file)
     del run
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "adamas", "test_training"])
+    context = fork_server()
     ready, leave = context.Event(), context.Event()
     process = context.Process(target=hold, args=(file, ready, leave))
     process.start()
@@ -659,11 +659,11 @@ def live(folder, number, ready):
             made.write(b"1")
 
 
+@pytest.mark.kills
 def test_kills_at_random_moments_never_lower_the_sum_of_a_data_set(tmp_path):
     """20 processes are killed from the start of their run on; what they released is in the ledger."""
     ledger = DataLedger.create(tmp_path / "data.ledger", epsilon=900.0, delta=1e-3, accountant="rdp")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "adamas", "test_training"])
+    context = fork_server()
     moments = random.Random(1)
     (tmp_path / "made").touch()
     for number in range(LIVES):

@@ -20,7 +20,7 @@ from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.journal import Journal
 from adamas.noise import GaussianNoise
 from adamas.sampling import Poisson
-from tests.support.keys_of_noise import keys, known, ledger, shared  # noqa: F401
+from tests.support.keys_of_noise import known, shared
 from tests.support.small_runs import finish, loss, make_data, make_model, make_run
 from tests.support.stopped_runs import stopped
 
@@ -39,7 +39,7 @@ def twice(run, step=0):
     run.privatize(batch)
 
 
-def test_fewer_releases_on_a_batch_than_before_a_crash_do_not_share_noise(tmp_path, keys):  # noqa: F811
+def test_fewer_releases_on_a_batch_than_before_a_crash_do_not_share_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -48,7 +48,7 @@ def test_fewer_releases_on_a_batch_than_before_a_crash_do_not_share_noise(tmp_pa
     assert shared(keys) == []
 
 
-def test_batches_that_are_skipped_after_a_crash_do_not_share_noise(tmp_path, keys):  # noqa: F811
+def test_batches_that_are_skipped_after_a_crash_do_not_share_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -60,7 +60,7 @@ def test_batches_that_are_skipped_after_a_crash_do_not_share_noise(tmp_path, key
     assert shared(keys) == []
 
 
-def test_a_second_release_on_the_batch_of_a_checkpoint_does_not_share_noise(tmp_path, keys):  # noqa: F811
+def test_a_second_release_on_the_batch_of_a_checkpoint_does_not_share_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -74,7 +74,7 @@ def test_a_second_release_on_the_batch_of_a_checkpoint_does_not_share_noise(tmp_
     assert shared(keys) == []
 
 
-def test_parameters_of_two_types_do_not_share_noise(tmp_path, keys):  # noqa: F811
+def test_parameters_of_two_types_do_not_share_noise(tmp_path, keys):
     """Each type has a draw of its own; freezing one moves the counter."""
 
     def fresh():
@@ -110,7 +110,7 @@ def test_parameters_of_two_types_do_not_share_noise(tmp_path, keys):  # noqa: F8
         lambda run: run.noise.load_state_dict({"draws": 1}),
     ],
 )
-def test_noise_is_not_set_back(keys, change):  # noqa: F811
+def test_noise_is_not_set_back(keys, change):
     run = stopped(make_run(), 2)
     change(run)
     with pytest.raises(RuntimeError, match=r"run\.noise after 2 draws"):
@@ -125,7 +125,7 @@ def test_secure_noise_is_not_set_back():
         finish(run)
 
 
-def test_a_run_whose_seed_another_run_has_taken_over_draws_nothing(tmp_path, keys):  # noqa: F811
+def test_a_run_whose_seed_another_run_has_taken_over_draws_nothing(tmp_path, keys):
     run = stopped(make_run(), 2)
     run.save(tmp_path / "run.safetensors")
     other = adamas.load(tmp_path / "run.safetensors", make_run())
@@ -142,7 +142,7 @@ def test_a_run_whose_seed_another_run_has_taken_over_draws_nothing(tmp_path, key
 
 
 @pytest.mark.parametrize("seed", [7, None])
-def test_each_of_several_files_knows_what_followed(tmp_path, keys, seed):  # noqa: F811
+def test_each_of_several_files_knows_what_followed(tmp_path, keys, seed):
     run = stopped(make_run(seed=seed), 1)
     run.save(tmp_path / "first")
     stopped(run, 2)
@@ -299,12 +299,12 @@ def test_the_ledger_of_a_run_forgets_nothing():
 
 
 @pytest.mark.parametrize("name", ["budget", "delta", "accountant", "relation"])
-def test_the_budget_of_a_data_set_is_not_changed_from_outside(ledger, name):  # noqa: F811
+def test_the_budget_of_a_data_set_is_not_changed_from_outside(ledger, name):
     with pytest.raises(AttributeError):
         setattr(ledger, name, getattr(DataLedger(ledger.path), name))
 
 
-def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):  # noqa: F811
+def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     run = make_run(data_ledger=ledger, seed=None)
@@ -326,7 +326,7 @@ def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):  # noqa:
     assert known(ledger) == 6 + 6
 
 
-def test_a_fork_does_not_give_back_what_its_parent_has_reserved(ledger):  # noqa: F811
+def test_a_fork_does_not_give_back_what_its_parent_has_reserved(ledger):
     run = stopped(make_run(data_ledger=ledger, data=make_data()), 1)
     child = os.fork()
     if not child:

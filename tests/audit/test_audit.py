@@ -23,9 +23,9 @@ from adamas.accounting.ledger import Ledger
 from adamas.audit.canaries import Canaries
 from adamas.audit.one_run import audit, bound, least_false_rate, p_value, rates
 from adamas.check.replay import Silent, run_geometry, whitened_sums
-from adamas.cli import main
 from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
+from tests.support.command_line import call
 
 N = 600
 
@@ -302,13 +302,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     sys.modules.pop("module_of_the_audit", None)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
 
 
 def test_the_command_prints_words_or_json_and_exits_by_the_verdict(capsys, folder, monkeypatch):

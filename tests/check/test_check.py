@@ -19,12 +19,12 @@ from adamas.accounting.ledger import Ledger
 from adamas.check import CHECKS, FAIL, NOT_APPLICABLE, PASS, check
 from adamas.check.base import Replay
 from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
-from adamas.cli import main
 from adamas.geometry import Geometry
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient
 from adamas.run.loop import PrivateRun
 from adamas.sampling import Draw, Poisson
+from tests.support.command_line import call
 
 N = 120
 NAMES = [one.name for one in CHECKS]
@@ -479,13 +479,6 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     for name in [name for name in sys.modules if name.endswith("_of_the_check")]:
         del sys.modules[name]
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main(list(arguments))
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
 
 
 def test_the_command_prints_a_table_and_json(capsys, folder):

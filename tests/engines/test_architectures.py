@@ -9,6 +9,7 @@ import pytest
 from tests.support.architectures import ARCHITECTURES, MIXED, N, T, judged
 
 pytestmark = [
+    pytest.mark.whole_models,
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -14,24 +14,12 @@ from torch import Tensor, nn
 from adamas import Geometry, UnsupportedError, clipped_sum
 from adamas.engines import ENGINES, Loop, Vmap, trainable_parameters
 from adamas.engines.base import Materialized
+from tests.support.through import Through
 
 TOLERANCE = 1e-9  # relative; all models are float64
 
 
 # --- models: one function per layer kind, (draw, n) -> model and batch --------------------------------
-
-
-class Through(nn.Module):
-    """Holds layers by name and runs a function of them."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
 
 
 def small(draw: Any, low: int = 1, high: int = 4) -> int:

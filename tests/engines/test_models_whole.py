@@ -40,12 +40,15 @@ Batch = tuple[Tensor, ...]
 Loss = Callable[[Any, Batch], Tensor]
 Built = tuple[nn.Module, Batch, Loss]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:There is a performance drop:UserWarning",
-    "ignore:enable_nested_tensor is True:UserWarning",
-    "ignore:None of the inputs have requires_grad:UserWarning",  # checkpoints while the loss is checked
-    "ignore:TF32 acceleration on top of oneDNN:UserWarning",
-)
+pytestmark = [
+    pytest.mark.whole_models,
+    pytest.mark.filterwarnings(
+        "ignore:There is a performance drop:UserWarning",
+        "ignore:enable_nested_tensor is True:UserWarning",
+        "ignore:None of the inputs have requires_grad:UserWarning",  # checkpoints while the loss is checked
+        "ignore:TF32 acceleration on top of oneDNN:UserWarning",
+    ),
+]
 
 
 # --- data and losses ----------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+
+pytest.importorskip("opacus")
+
 from opacus import GradSampleModule
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer

@@ -24,24 +24,12 @@ from adamas.check.replay import Silent, joined, release_of, run_geometry, whiten
 from adamas.engines import ENGINES, Bookkeeping, Loop
 from adamas.errors import SlowEngineWarning
 from adamas.run.loop import PrivateRun
+from tests.support.through import Through
 
 N = 24
 LIMIT = 1 + 1e-5  # float32
 
 Forward = Callable[[Any, Tensor], Tensor]
-
-
-class Through(nn.Module):
-    """A model whose forward is a function of itself and its input."""
-
-    def __init__(self, forward: Forward, **parts: Any) -> None:
-        super().__init__()
-        self._through = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._through(self, x)
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:

@@ -20,6 +20,7 @@ from adamas.engines.bookkeeping.records import Dense
 from adamas.noise import _BLOCK, GaussianNoise
 from adamas.privatize import privatize
 from tests.support.one_by_one import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
+from tests.support.through import Through
 
 N = 6
 NAN = float("nan")
@@ -30,19 +31,6 @@ Batch = tuple[Tensor, ...]
 
 
 # --- models -------------------------------------------------------------------------------------------
-
-
-class Written(nn.Module):
-    """A model whose forward is a function of its parts."""
-
-    def __init__(self, function: Callable[..., Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def standardised(w: Tensor) -> Tensor:
@@ -71,7 +59,7 @@ def few_pixels() -> tuple[nn.Module, Tensor]:
 
 
 def standardised_conv() -> tuple[nn.Module, Tensor]:
-    model = Written(
+    model = Through(
         lambda m, x: F.conv2d(m.first(x).tanh(), standardised(m.w), m.b),
         first=nn.Conv2d(3, 4, 3),
         w=nn.Parameter(torch.randn(2, 4, 3, 3)),
@@ -81,7 +69,7 @@ def standardised_conv() -> tuple[nn.Module, Tensor]:
 
 
 def columns_normalised() -> tuple[nn.Module, Tensor]:
-    model = Written(lambda m, x: F.linear(x, F.normalize(m.w, dim=0)), w=nn.Parameter(torch.randn(4, 5)))
+    model = Through(lambda m, x: F.linear(x, F.normalize(m.w, dim=0)), w=nn.Parameter(torch.randn(4, 5)))
     return model, torch.randn(N, 5)
 
 
@@ -90,7 +78,7 @@ def transformer() -> tuple[nn.Module, Tensor]:
 
 
 def lstm() -> tuple[nn.Module, Tensor]:
-    return Written(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(4, 5, batch_first=True)), torch.randn(N, 3, 4)
+    return Through(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(4, 5, batch_first=True)), torch.randn(N, 3, 4)
 
 
 def embedding() -> tuple[nn.Module, Tensor]:
@@ -99,7 +87,7 @@ def embedding() -> tuple[nn.Module, Tensor]:
 
 
 def general() -> tuple[nn.Module, Tensor]:
-    model = Written(
+    model = Through(
         lambda m, x: torch.einsum("bi,oi->bo", x, m.w) * m.scale,
         w=nn.Parameter(torch.randn(3, 5)),
         scale=nn.Parameter(torch.randn(3)),

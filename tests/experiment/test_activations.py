@@ -8,27 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-from adamas.data import Data
 from adamas.experiment import training as experiment
 from adamas.experiment.activations import on_activations
-from adamas.models import BertSizes, Staged, linear, minilm
-
-SIZES = BertSizes(words=50, positions=16, width=24, layers=3, heads=4, inner=40)
-
-
-def task(seed=0, examples=150):
-    torch.manual_seed(seed)
-    model = minilm(None, 3, sizes=SIZES)
-
-    def split(n):
-        ids = torch.randint(1, 50, (n, 9))
-        return TensorDataset(
-            torch.where(torch.arange(9) < 3 + torch.arange(n)[:, None] % 7, ids, 0), ids[:, 0] % 3
-        )
-
-    return model, Data("texts", split(examples), split(20), (9,), 3)
+from adamas.models import Staged, linear, minilm
+from tests.support.frozen_stages import SIZES, task
 
 
 @pytest.fixture(autouse=True)
@@ -174,11 +158,13 @@ def test_a_model_without_stages_is_left_alone(cache):
 SECOND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tests.experiment.test_activations import on_activations, task
+from adamas.experiment.activations import on_activations
+from tests.support.frozen_stages import task
 on_activations(*task())
 """
 
 
+@pytest.mark.subprocess
 def test_two_processes_at_once_make_one_file(cache):
     folder = str(Path(__file__).parents[2])
     processes = [subprocess.Popen([sys.executable, "-c", SECOND, folder]) for _ in range(2)]

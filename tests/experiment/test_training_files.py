@@ -27,6 +27,7 @@ from adamas.experiment import sweep
 from adamas.experiment import training as experiment
 from adamas.reproduce import commands
 from adamas.run.checkpoint import Checkpoints
+from tests.support.command_line import call
 
 STEPS = 9
 TRAIN = [
@@ -38,14 +39,6 @@ DIAGNOSED = ["--diagnose-every", "2"]
 RESULTS = ["ledger.json", "model.safetensors", "result.json"]
 
 FORK = multiprocessing.get_context("fork")
-
-
-def call(capsys, *arguments):
-    """The exit code and what was printed; an error that is no `SystemExit` would be a traceback."""
-    with pytest.raises(SystemExit) as stop:
-        main(list(map(str, arguments)))
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
 
 
 def in_child(arguments, prepare=lambda: None, words=None):

@@ -14,6 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+pytest.importorskip("flwr")
+
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 from torch.utils.data import TensorDataset
@@ -40,7 +43,7 @@ NOW = Round(1, 3, 2)
 def node(client=0, **config) -> Context:
     """A node that imports the task; without a ledger it accepts a seed as well."""
     own = {} if "ledger" in config else {"allow-seed": True}
-    known = {"partition-id": client, "task": "federated_blobs", **own, **config}
+    known = {"partition-id": client, "task": "tests.support.federated_blobs", **own, **config}
     return Context(1, 1, known, RecordDict(), {})
 
 
@@ -384,11 +387,20 @@ def test_nodes_that_are_not_there_are_named(grid):
 
 def adamas_federated(out, *arguments, code=0, **environment) -> subprocess.CompletedProcess:
     command = [
-        *("federated", "run", "--task", "federated_blobs", "--clients", "4", "--participation", "1"),
+        *(
+            "federated",
+            "run",
+            "--task",
+            "tests.support.federated_blobs",
+            "--clients",
+            "4",
+            "--participation",
+            "1",
+        ),
         *("--rounds", "2", "--local-steps", "2", "--batch-size", "10", "--noise-multiplier", "1"),
         *("--delta", "1e-3", "--accountant", "rdp", "--seed", "0", "--out", str(out), *arguments),
     ]
-    places = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-m", "adamas", *command], env=variables, capture_output=True, text=True, timeout=600
@@ -402,6 +414,7 @@ def same_model(left: Path, right: Path) -> bool:
     return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
 
 
+@pytest.mark.ray
 def test_flowers_simulation_gives_what_one_process_gives_also_when_a_client_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("FAILING_CLIENTS", "1")
     arguments = ("--algorithm", "dp-scaffold", "--lr", "0.1")
@@ -416,6 +429,7 @@ def test_flowers_simulation_gives_what_one_process_gives_also_when_a_client_fail
         assert line["left_out"] == {"1": "ArithmeticError"}
 
 
+@pytest.mark.ray
 def test_if_all_clients_fail_flowers_simulation_ends_with_an_error_and_a_state(tmp_path):
     done = adamas_federated(tmp_path, code=2, FAILING_CLIENTS="0,1,2,3")
     assert "Round 0 has no update that can be used. client 0: ArithmeticError" in done.stderr
@@ -423,6 +437,7 @@ def test_if_all_clients_fail_flowers_simulation_ends_with_an_error_and_a_state(t
     assert saved_state(tmp_path)["asked"] == [1] * 4
 
 
+@pytest.mark.ray
 def test_two_nodes_on_sockets_give_what_one_process_gives(tmp_path):
     port = random.Random(os.getpid()).randrange(20000, 30000, 10)
     environment = os.environ | {"PORT": str(port), "OMP_NUM_THREADS": "1"}

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("flwr")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch.utils.data import TensorDataset
 
@@ -56,7 +59,7 @@ def same_examples(monkeypatch):
 
 def node(folder, **config) -> Context:
     """A node with a budget for a few honest rounds."""
-    own = {"partition-id": 0, "task": "federated_blobs", "ledger": str(folder / "ledger.json")}
+    own = {"partition-id": 0, "task": "tests.support.federated_blobs", "ledger": str(folder / "ledger.json")}
     return Context(1, 1, own | {"max-epsilon": 4.0, "delta": 1e-5} | config, RecordDict(), {})
 
 
@@ -340,7 +343,7 @@ def test_a_round_is_answered_once_in_a_run(same_examples, tmp_path):
 def test_only_a_node_that_trusts_the_server_sends_updates_without_noise(same_examples, tmp_path):
     for settings in ({"noise_multiplier": 0.0}, {"unit": "client"}, {"seed": 0}):
         for trusting in (False, True):
-            config = {"partition-id": 0, "task": "federated_blobs", "trust-server": trusting}
+            config = {"partition-id": 0, "task": "tests.support.federated_blobs", "trust-server": trusting}
             _, words = asked(Request(**settings), Context(1, 1, config, RecordDict(), {}))
             assert words == ({} if trusting else {"failed": "RefusedError"})
     records, _ = asked(Request(noise_multiplier=0.0), Context(1, 1, config, RecordDict(), {}))
@@ -415,11 +418,12 @@ def test_an_update_that_cost_more_than_was_charged_does_not_leave(
     assert sum(entry["count"] for entry in entries) == 2  # what was charged, and what was released
 
 
+@pytest.mark.subprocess
 def test_two_processes_and_a_link_count_on_one_ledger(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
     script = """if True:
         import sys
-        from test_federated_hostile import Context, Path, RecordDict, Request, asked, node
+        from tests.federated.test_federated_hostile import Context, Path, RecordDict, Request, asked, node
         context = node(Path(sys.argv[1]), **{"ledger": sys.argv[1] + "/" + sys.argv[2], "max-epsilon": 100.0})
         context = Context(int(sys.argv[3]), 1, context.node_config, RecordDict(), {})
         for number in range(2):
@@ -430,7 +434,7 @@ def test_two_processes_and_a_link_count_on_one_ledger(tmp_path):
     started = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(tmp_path), name, str(number)],
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
         for number, name in enumerate(["ledger.json", "link.json"])
     ]
@@ -447,7 +451,7 @@ class Grid:
 
     def __init__(self, describe=None, answer=None):
         self.describe, self.answer = describe, answer
-        config = {"task": "federated_blobs", "allow-seed": True}
+        config = {"task": "tests.support.federated_blobs", "allow-seed": True}
         self.contexts = {
             10 + client: Context(1, 10 + client, {"partition-id": client, **config}, RecordDict(), {})
             for client in range(4)

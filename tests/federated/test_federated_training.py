@@ -113,7 +113,7 @@ def test_a_module_is_a_task_and_one_that_lacks_something_is_refused(tmp_path, mo
 def test_the_blocks_of_a_users_module_are_taken(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "task_with_blocks.py").write_text(
-        "from federated_blobs import client_data, loss, make_model\n"
+        "from tests.support.federated_blobs import client_data, loss, make_model\n"
         "from adamas.federated import Blocks\n"
         "make_blocks = Blocks.coordinates\n"
     )

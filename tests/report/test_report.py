@@ -16,17 +16,11 @@ from adamas.cli import main
 from adamas.experiment import training as experiment
 from adamas.report import write_report
 from adamas.reproduce import load_table
+from tests.support.command_line import call
 from tests.support.pages import MEANS, SPENT, TABLE, finished, read_page, write_lines, write_table
 
 QUICK = ["--model", "linear", "--batch-size", "64", "--noise-multiplier", "1.5", "--seed", "1"]
 EVIL = '<script>alert("x")</script>&$\\frac{1}'
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return stop.value.code, captured.out, captured.err
 
 
 def lines_of(folder):

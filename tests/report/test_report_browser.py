@@ -11,6 +11,8 @@ import pytest
 from adamas.report import write_report
 from tests.support.pages import TABLE, write_table
 
+pytestmark = pytest.mark.browser
+
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 24, 27)"}
 LONG = "A" * 150

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -26,6 +25,7 @@ from adamas.accounting.journal import Journal, Release, _records
 from adamas.engines import ENGINES
 from adamas.privatize import privatize
 from adamas.run import checkpoint
+from tests.support.processes import fork_server
 from tests.support.small_runs import N, finish, make_data, make_model, make_run
 from tests.support.stopped_runs import counted, parameters, stopped
 
@@ -203,6 +203,7 @@ def recorded(folder, seed):
     return sum(count for _, count in ledger.entries) + repeated, state["steps_done"]
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("seed", [3, None])
 def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
     """Each process is killed as `kill -9` does, at a random moment after its first step.
@@ -210,8 +211,7 @@ def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
     With a given seed the end is that of a run that nobody killed, bit for bit. Without one steps are made
     again with other noise, and every release of every life is in the ledger.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "adamas", "test_training"])
+    context = fork_server()
     moments = random.Random(0)
     kills = 0
     while not (tmp_path / "end.npy").exists():

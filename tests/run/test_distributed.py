@@ -20,6 +20,8 @@ from tests.support import distributed_ranks as ranks
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.subprocess
+
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):

@@ -1,4 +1,4 @@
-"""Shared by tests: helpers of `command_line`."""
+"""Call the command line within this process."""
 
 import pytest
 
@@ -6,7 +6,11 @@ from adamas.cli import main
 
 
 def call(capsys, *arguments):
+    """Returns the exit code, the output and the errors of a command; arguments may be paths or numbers.
+
+    An exception other than `SystemExit` would be a traceback for the user, and fails the test.
+    """
     with pytest.raises(SystemExit) as stop:
-        main(list(arguments))
+        main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return stop.value.code, captured.out, captured.err

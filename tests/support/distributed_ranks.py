@@ -4,7 +4,6 @@ Every function whose first argument is `rank` runs in both processes, and return
 """
 
 import io
-import multiprocessing
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ import adamas
 from adamas import rules
 from adamas.distributed import Ranks, write_once
 from adamas.noise import GaussianNoise
+from tests.support.processes import fork_server
 
 N = 60
 WORLD = 2
@@ -32,8 +32,7 @@ class Pool:
     """Two ranks that wait for functions to run; a process that has ended gives the result "ended"."""
 
     def __init__(self, folder):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["adamas"])  # imports torch once, not in each process
+        context = fork_server()
         self._pipes, self._processes = [], []
         for rank in range(WORLD):
             mine, its = context.Pipe()

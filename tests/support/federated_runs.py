@@ -8,7 +8,7 @@ from adamas.federated.task import make_task
 from adamas.federated.training import train_in_process
 
 BLOBS = {
-    "task": "federated_blobs",
+    "task": "tests.support.federated_blobs",
     "clients": 4,
     "participation": 0.5,
     "rounds": 3,

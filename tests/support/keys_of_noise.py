@@ -1,4 +1,8 @@
-"""Shared by tests: helpers of `keys_of_noise`."""
+"""Watch which key every draw of noise has.
+
+Two different sums under the same noise would cancel it: their difference is exact. The fixture `keys` records
+every key with the sums that it served. `shared` returns the keys that served two.
+"""
 
 import pytest
 
@@ -8,7 +12,7 @@ from adamas.noise import GaussianNoise
 
 @pytest.fixture
 def keys(monkeypatch):
-    """Every key of the noise that runs use, with what it was used for."""
+    """Records the uses of each key: the deviation of the noise and the sum that it was added to."""
     used = {}
     original = GaussianNoise.add_normal_
 
@@ -22,15 +26,16 @@ def keys(monkeypatch):
 
 
 def shared(used):
-    """The keys that served different sums, or one sum with two deviations."""
+    """Returns the uses of each key that served different sums, or one sum with two deviations."""
     return [uses for uses in used.values() if len(set(uses)) > 1]
 
 
 @pytest.fixture
 def ledger(tmp_path):
+    """Makes a data set's ledger with a budget that small runs do not exhaust."""
     return DataLedger.create(tmp_path / "data.ledger", epsilon=50.0, delta=1e-3, accountant="rdp")
 
 
 def known(ledger):
-    """How many releases a ledger knows."""
+    """Returns how many releases a data set's ledger has recorded."""
     return sum(count for one in ledger.spendings() for _, count in one.entries)

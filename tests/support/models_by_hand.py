@@ -17,21 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from tests.support.one_by_one import (
     Batch,
 )
+from tests.support.through import Through
 
 B = 5  # examples; neither the size of a probe nor a width of a layer
-
-
-class Through(nn.Module):
-    """Holds layers and parameters by name and runs a function of them."""
-
-    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._forward(self, x)
 
 
 class Pool(nn.Module):

@@ -1,4 +1,7 @@
-"""Shared by tests: helpers of `pages`."""
+"""Read pages of `adamas report`, and write tables with made-up results for it to show.
+
+`read_page` checks what all pages promise: no network, no foreign script, unique ids, headings in order.
+"""
 
 import base64
 import hashlib
@@ -42,13 +45,13 @@ class Page(HTMLParser):
             self.text += data
 
     def figures(self):
-        """What is said about each figure to those who do not see it."""
+        """Returns the description of each figure for screen readers."""
         drawings = [attributes for tag, attributes in self.elements if tag == "svg"]
         return [one["aria-label"] for one in drawings if one.get("aria-hidden") != "true"]
 
 
 def read_page(path, *, sortable=False):
-    """A page that was checked for what all have in common."""
+    """Reads a page and checks what every page must satisfy."""
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert page.depth == []
@@ -133,7 +136,7 @@ SPENT = {"a": 3.0, "b": 1.5, "c": 0.7}
 
 
 def finished(table, row, column, seed, **changes):
-    """A line of results.jsonl, as `adamas reproduce` writes it."""
+    """Makes a line of results.jsonl as `adamas reproduce` writes it."""
     chosen = table.cell_settings(Cell(row, column), seed)
     accuracy = MEANS.get(row, 0.5) - 0.01 * list(table.columns).index(column) + 0.002 * seed
     epsilon = SPENT.get(column, 2.0)
@@ -161,7 +164,7 @@ def finished(table, row, column, seed, **changes):
 
 
 def write_table(root, name="paper/table", text=TABLE, cells=None, seeds=2, **changes):
-    """A table's TOML file and its results in an experiments folder; returns the folder of the results."""
+    """Writes a table's TOML file and its results below `root`; returns the folder of the results."""
     toml = root / f"{name}.toml"
     toml.parent.mkdir(parents=True, exist_ok=True)
     toml.write_text(text, encoding="utf-8")
@@ -175,5 +178,6 @@ def write_table(root, name="paper/table", text=TABLE, cells=None, seeds=2, **cha
 
 
 def write_lines(folder, lines):
+    """Writes results.jsonl."""
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "results.jsonl").write_text(text, encoding="utf-8")

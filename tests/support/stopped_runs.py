@@ -1,10 +1,10 @@
-"""Shared by tests: helpers of `stopped_runs`."""
+"""Stop a run in the middle, and look at its weights and at its ledger."""
 
 import torch
 
 
 def stopped(run, after):
-    """The run after so many steps."""
+    """Runs until step `after` is done, and returns the run."""
     for step in run:
         if step.number == after:
             break
@@ -12,11 +12,12 @@ def stopped(run, after):
 
 
 def parameters(run):
+    """Returns a copy of all weights of the run's model, as one vector."""
     return torch.nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
 
 
 def counted(run):
-    """Events and how many times each happened, in any order."""
+    """Returns how many times each event stands in the run's ledger."""
     result = {}
     for event, count in run.ledger.entries:
         result[repr(event)] = result.get(repr(event), 0) + count

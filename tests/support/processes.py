@@ -1,0 +1,18 @@
+"""Start processes for tests that share files between runs or kill them.
+
+A forked copy of a process with running threads may hang, and a fresh interpreter spends seconds on imports.
+A fork server does neither: it imports torch, adamas and the helpers below once, without starting a thread,
+and forks from there.
+"""
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+PRELOADED = ["torch._dynamo", "adamas", "pytest", "hypothesis", "tests.support.small_runs"]
+
+
+def fork_server() -> ForkServerContext:
+    """Returns the multiprocessing context of the one fork server of this test process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
