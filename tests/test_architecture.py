@@ -131,7 +131,7 @@ MAY_DRAW = {
 ASKS_FOR_NOISE = {
     ("federated.partition", "np.random"): "names the type of a generator that _streams makes",
     ("federated.partition", "generator.multinomial"): "spreads public data with such a generator",
-    ("rules.micro_adam", "np.random"): "names the type of a generator that _streams makes",
+    ("rules._micro_adam_step", "np.random"): "names the type of a generator that _streams makes",
     ("_canaries", "np.random"): "names the type of a generator that _streams makes",
 }
 
