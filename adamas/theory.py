@@ -1,4 +1,12 @@
-"""Bounds of the papers that a user can act on."""
+"""Bounds of the papers that a user can act on.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
+
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 import functools
 import math

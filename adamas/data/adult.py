@@ -3,6 +3,9 @@
 Nothing is computed from the examples: the categories are those of the published schema `adult.names`, and
 numbers are shifted and scaled by the round constants below. A value that is not known ("?") has no category.
 The column `fnlwgt` is left out: it says how many people a record stands for, and is no property of a person.
+
+References:
+    Barry Becker, Ronny Kohavi. "Adult." UCI Machine Learning Repository, 1996. doi:10.24432/C5XW20.
 """
 
 import math

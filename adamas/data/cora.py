@@ -4,6 +4,10 @@ The package has the original files, whose papers are not numbered as in Planetoi
 Planetoid cannot be told. The split here has the same sizes and is our own: papers in the order of the SHA-256
 of their number, the first 20 of each class for training, of the others 500 for validation and 1,000 for
 testing. Accuracies are not to be compared digit by digit with those of the public split.
+
+References:
+    Prithviraj Sen, Galileo Namata, Mustafa Bilgic, Lise Getoor, Brian Galligher, Tina Eliassi-Rad.
+    "Collective Classification in Network Data." AI Magazine, 2008. doi:10.1609/aimag.v29i3.2157.
 """
 
 import hashlib

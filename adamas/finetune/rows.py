@@ -7,6 +7,11 @@ the layer's input and added to its output,
 
 and not to the weight: so the engines see an ordinary linear map or convolution of that size, with its closed
 formulas, instead of a weight that is computed from another.
+
+References:
+    Mehdi Makni, Kayhan Behdin, Gabriel Afriat, Zheng Xu, Sergei Vassilvitskii, Natalia Ponomareva, Hussein
+    Hazimeh, Rahul Mazumder. "SPARTA: An Optimization Framework for Differentially Private Sparse
+    Fine-Tuning." KDD 2025. arXiv:2503.12822.
 """
 
 from collections.abc import Mapping, Sequence

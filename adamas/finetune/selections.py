@@ -6,6 +6,10 @@ for one of a set; capitals count. A pattern names parameters, or a module with a
 
 A parameter that a model uses under several names (tied weights) is one parameter: each of its names selects
 it, and it trains in all its places.
+
+References:
+    Zhiqi Bu, Yu-Xiang Wang, Sheng Zha, George Karypis. "Differentially Private Bias-Term Fine-tuning of
+    Foundation Models." ICML 2024. arXiv:2210.00036.
 """
 
 import difflib

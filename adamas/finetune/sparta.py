@@ -13,6 +13,11 @@ scores the rows of the other weights, (1) and (2); the rest trains what is alway
 Privacy: the absolute value does not increase distances, so a release of (1) has the sensitivity of an
 ordinary one, and each step of all three phases is one and the same event. All phases belong to one run: its
 budget covers them, and its ledger holds them.
+
+References:
+    Mehdi Makni, Kayhan Behdin, Gabriel Afriat, Zheng Xu, Sergei Vassilvitskii, Natalia Ponomareva, Hussein
+    Hazimeh, Rahul Mazumder. "SPARTA: An Optimization Framework for Differentially Private Sparse
+    Fine-Tuning." KDD 2025. arXiv:2503.12822.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,9 @@
-"""The convolutional network of the DP-MacAdam paper."""
+"""The convolutional network of the DP-MacAdam paper.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 from torch import nn
 

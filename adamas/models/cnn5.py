@@ -1,4 +1,9 @@
-"""The convolutional network of the DP-AdamBC paper's code."""
+"""The convolutional network of the DP-AdamBC paper's code.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
+"""
 
 import math
 

@@ -2,6 +2,13 @@
 
 The architecture is BERT's, with normalisation after each sum: 6 blocks, 384 numbers for each token, 12 heads,
 1536 hidden units. Published weights are read from a folder; nothing is fetched here.
+
+References:
+    Wenhui Wang, Furu Wei, Li Dong, Hangbo Bao, Nan Yang, Ming Zhou. "MiniLM: Deep Self-Attention Distillation
+    for Task-Agnostic Compression of Pre-Trained Transformers." NeurIPS 2020. arXiv:2002.10957.
+
+    Jacob Devlin, Ming-Wei Chang, Kenton Lee, Kristina Toutanova. "BERT: Pre-training of Deep Bidirectional
+    Transformers for Language Understanding." NAACL 2019. arXiv:1810.04805.
 """
 
 import json

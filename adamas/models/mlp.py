@@ -1,4 +1,9 @@
-"""Fully connected classifiers."""
+"""Fully connected classifiers.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 from torch import nn
 

@@ -1,4 +1,14 @@
-"""Residual networks for small images, with GroupNorm where the usual ones have BatchNorm."""
+"""Residual networks for small images, with GroupNorm where the usual ones have BatchNorm.
+
+References:
+    Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. "Deep Residual Learning for Image Recognition." CVPR
+    2016. arXiv:1512.03385.
+
+    Yuxin Wu, Kaiming He. "Group Normalization." ECCV 2018. arXiv:1803.08494.
+
+    Jin Liu, Yinbin Miao, Ning Xi, Junkang Liu. "DP-FedAdamW: An Efficient Optimizer for Differentially
+    Private Federated Large Models." CVPR 2026. arXiv:2602.19945.
+"""
 
 from collections.abc import Sequence
 

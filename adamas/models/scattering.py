@@ -3,6 +3,13 @@
 The features are the scattering transform of order 2 (Bruna and Mallat, 2013): averages of the moduli of an
 image's wavelet coefficients. With small budgets, classifiers on them are hard to beat (Tramer and Boneh,
 2021).
+
+References:
+    Joan Bruna, Stéphane Mallat. "Invariant Scattering Convolution Networks." IEEE Transactions on Pattern
+    Analysis and Machine Intelligence, 2013. arXiv:1203.1513.
+
+    Florian Tramèr, Dan Boneh. "Differentially Private Learning Needs Better Features (or Much More Data)."
+    ICLR 2021. arXiv:2011.11660.
 """
 
 import math

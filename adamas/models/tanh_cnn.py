@@ -1,4 +1,9 @@
-"""The small convolutional network with which DP-SGD is usually shown on MNIST."""
+"""The small convolutional network with which DP-SGD is usually shown on MNIST.
+
+References:
+    Nicolas Papernot, Abhradeep Thakurta, Shuang Song, Steve Chien, Úlfar Erlingsson. "Tempered Sigmoid
+    Activations for Deep Learning with Differential Privacy." AAAI 2021. arXiv:2007.14191.
+"""
 
 import torch
 from torch import nn

@@ -1,4 +1,14 @@
-"""The wide residual network of De et al. (2022), with standardised weights."""
+"""The wide residual network of De et al. (2022), with standardised weights.
+
+References:
+    Soham De, Leonard Berrada, Jamie Hayes, Samuel L. Smith, Borja Balle. "Unlocking High-Accuracy
+    Differentially Private Image Classification through Scale." 2022. arXiv:2204.13650.
+
+    Sergey Zagoruyko, Nikos Komodakis. "Wide Residual Networks." BMVC 2016. arXiv:1605.07146.
+
+    Siyuan Qiao, Huiyu Wang, Chenxi Liu, Wei Shen, Alan Yuille. "Micro-Batch Training with Batch-Channel
+    Normalization and Weight Standardization." 2019. arXiv:1903.10520.
+"""
 
 import math
 

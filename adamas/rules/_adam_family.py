@@ -13,6 +13,15 @@ r"""The arithmetic that Adam, AdamW and their bias-corrected forms share.
 
 With a floor :math:`\gamma'` the buffer `v` holds :math:`v_t - \phi_t`, which follows (2) with
 :math:`\tilde g_t^2 - \mathrm{Var}(\tilde g_t)` in the place of :math:`\tilde g_t^2`.
+
+References:
+    Diederik P. Kingma, Jimmy Ba. "Adam: A Method for Stochastic Optimization." ICLR 2015. arXiv:1412.6980.
+
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
+
+    Jay Chooi, Kevin Cong, Russell Li, Lillian Sun. "DP-AdamW: Investigating Decoupled Weight Decay and Bias
+    Correction in Private Deep Learning." 2025. arXiv:2511.07843.
 """
 
 import functools

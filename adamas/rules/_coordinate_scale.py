@@ -4,6 +4,10 @@ r"""The scale that AdaClip and MacAdam clip in: each coordinate's share of the n
 
 minimises the noise that is added for estimated standard deviations :math:`\varsigma` of the gradient's
 coordinates (Pichapati et al., 2019, Theorem 2). The sum runs over all parameters of a model.
+
+References:
+    Venkatadheeraj Pichapati, Ananda Theertha Suresh, Felix X. Yu, Sashank J. Reddi, Sanjiv Kumar. "AdaCliP:
+    Adaptive Clipping for Private SGD." 2019. arXiv:1908.07643.
 """
 
 import math

@@ -11,6 +11,10 @@ The next step clips around :math:`\hat m_t` at the scale :math:`b_t`. :math:`e_t
 `adamas.theory.macadam_excess` and `macadam_kappa`: what an independent gradient of variance 1 adds to
 :math:`u_t`, and to :math:`s_t`. (9) is exact for a scale that stays, and near for one that moves: the
 noise in :math:`\hat m_t` is taken at the current scale.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 import math

@@ -6,6 +6,11 @@ r"""Four-bit codes in buckets of consecutive entries, each bucket between its ow
     Q^{-1}(c)       &= c\,u + \delta                                     \qquad (3)
 
 with :math:`\xi = 1/2`, or uniform in [0, 1), which makes :math:`Q^{-1}(Q(x))` unbiased.
+
+References:
+    Ionut-Vlad Modoranu, Mher Safaryan, Grigory Malinovsky, Eldar Kurtic, Thomas Robert, Peter Richtárik, Dan
+    Alistarh. "MicroAdam: Accurate Adaptive Optimization with Low Space Overhead and Provable Convergence."
+    NeurIPS 2024. arXiv:2405.15593.
 """
 
 import math

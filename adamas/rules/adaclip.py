@@ -11,6 +11,10 @@ r"""AdaClip (Pichapati et al., 2019): clipping around a running mean, at a scale
     s^2_{t+1}   &= \beta_2 s^2_t + (1-\beta_2) u_t                                         \qquad (6)
 
 (2) happens at the door, in the geometry that the rule offers.
+
+References:
+    Venkatadheeraj Pichapati, Ananda Theertha Suresh, Felix X. Yu, Sashank J. Reddi, Sanjiv Kumar. "AdaCliP:
+    Adaptive Clipping for Private SGD." 2019. arXiv:1908.07643.
 """
 
 import math

@@ -7,6 +7,10 @@ r"""AdaDPS (Li et al., 2022): a preconditioner from public data or side informat
 
 :math:`h` are gradients on public data. (2) happens at the door, in the geometry that the rule offers: centre
 0, scale A times the clip norm. The release is :math:`A w_t`.
+
+References:
+    Tian Li, Manzil Zaheer, Sashank J. Reddi, Virginia Smith. "Private Adaptive Optimization with Side
+    Information." ICML 2022. arXiv:2202.05963.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,9 @@ r"""DP-Adam: Adam (Kingma and Ba, 2015) on private gradients.
     \theta_t = \theta_{t-1} - \eta\,\hat m_t / (\sqrt{\hat v_t} + \gamma)
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
+
+References:
+    Diederik P. Kingma, Jimmy Ba. "Adam: A Method for Stochastic Optimization." ICLR 2015. arXiv:1412.6980.
 """
 
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps

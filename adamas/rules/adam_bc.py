@@ -5,6 +5,10 @@ r"""DP-AdamBC (Tang, Shpilevskiy and Lecuyer, AAAI 2024): Adam without the noise
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`. For a noise variance that does not
 change, :math:`\hat\phi_t` is the paper's :math:`\Phi = (\sigma C / B)^2` at every step.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
 """
 
 from adamas import _validate
@@ -63,7 +67,7 @@ class AdamBC(AdamFamily):
     def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)
-        correction = options.get("correction", 1.0)  # states of before have none
+        correction = options["correction"]
         _validate.non_negative(correction=correction)
         if correction != 1 and options["floor"] == "auto":
             raise ValueError(

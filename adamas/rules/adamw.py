@@ -4,6 +4,12 @@ r"""DP-AdamW (Chooi et al., 2025): decoupled weight decay on private gradients.
     \theta_t = \theta_{t-1} - \eta\,(\hat m_t / (\sqrt{\hat v_t} + \gamma) + \lambda\theta_{t-1})
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
+
+References:
+    Jay Chooi, Kevin Cong, Russell Li, Lillian Sun. "DP-AdamW: Investigating Decoupled Weight Decay and Bias
+    Correction in Private Deep Learning." 2025. arXiv:2511.07843.
+
+    Ilya Loshchilov, Frank Hutter. "Decoupled Weight Decay Regularization." ICLR 2019. arXiv:1711.05101.
 """
 
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps

@@ -12,6 +12,10 @@ r"""DP²-RMSProp (Li et al., 2023): delayed preconditioning, in two phases that 
 and from the start. The mean of s releases is squared, so that the noise in it is s times less. (3) is clipped
 and noised at the door, in the geometry that the rule offers: centre 0, scale :math:`\sqrt A + \epsilon` times
 :math:`C_2`; the release is :math:`(\sqrt A + \epsilon)\,w_t`.
+
+References:
+    Tian Li, Manzil Zaheer, Ken Ziyu Liu, Sashank J. Reddi, H. Brendan McMahan, Virginia Smith.
+    "Differentially Private Adaptive Optimization with Delayed Preconditioners." ICLR 2023. arXiv:2212.00309.
 """
 
 import torch

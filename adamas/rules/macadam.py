@@ -7,6 +7,10 @@ r"""DP-MacAdam (Tasnim, Sankar and Kosut, 2026): Adam with clipping driven by it
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`, the scale b is (7) to (11) of
 `adamas.rules._macadam_family`.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 from adamas.rules._adam_family import check_common, check_eps

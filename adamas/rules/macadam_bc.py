@@ -5,6 +5,10 @@ r"""DP-MacAdam-BC (Tasnim, Sankar and Kosut, 2026): MacAdam with the noise-corre
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`, clipping is as in
 `adamas.rules.macadam`.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 from adamas.rules._adam_family import check_common, check_floor

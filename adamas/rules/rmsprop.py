@@ -4,6 +4,10 @@ r"""DP-RMSProp: RMSProp (Tieleman and Hinton, 2012) on private gradients.
     v_t      &= \alpha v_{t-1} + (1-\alpha)\tilde g_t^2                     \qquad (1) \\
     b_t      &= \mu b_{t-1} + \tilde g_t / (\sqrt{v_t} + \gamma)           \qquad (2) \\
     \theta_t &= \theta_{t-1} - \eta b_t                                     \qquad (3)
+
+References:
+    Tijmen Tieleman, Geoffrey Hinton. "Lecture 6.5, RMSProp: Divide the Gradient by a Running Average of Its
+    Recent Magnitude." Neural Networks for Machine Learning, Coursera, 2012.
 """
 
 import torch

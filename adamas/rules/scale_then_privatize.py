@@ -8,6 +8,16 @@ r"""Scale-then-privatize Adam (Ganesh et al., 2025, after Li et al., 2022): scal
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`. (7) happens at the door, in the geometry
 that the rule offers: centre 0, scale :math:`1/s_t` times the clip norm.
+
+References:
+    Arun Ganesh, Brendan McMahan, Abhradeep Thakurta. "On Design Principles for Private Adaptive Optimizers."
+    2025. arXiv:2507.01129.
+
+    Tian Li, Manzil Zaheer, Sashank J. Reddi, Virginia Smith. "Private Adaptive Optimization with Side
+    Information." ICML 2022. arXiv:2202.05963.
+
+    Mihaela Hudişteanu, Nikita P. Kalinin, Edwige Cyffers. "DP-MicroAdam: Private and Frugal Algorithm for
+    Training and Fine-tuning." 2025. arXiv:2511.20509.
 """
 
 import torch

@@ -3,6 +3,10 @@ r"""DP-SGD and DP-SGDM (Abadi et al., 2016).
 .. math::
     b_t      &= \mu b_{t-1} + \tilde g_t                    \qquad (1) \\
     \theta_t &= (1 - \eta\lambda)\theta_{t-1} - \eta b_t    \qquad (2)
+
+References:
+    Martín Abadi, Andy Chu, Ian Goodfellow, H. Brendan McMahan, Ilya Mironov, Kunal Talwar, Li Zhang. "Deep
+    Learning with Differential Privacy." CCS 2016. arXiv:1607.00133.
 """
 
 from torch import Tensor
