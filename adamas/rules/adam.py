@@ -14,7 +14,7 @@ from adamas.rules.base import Options, Params
 
 
 class Adam(AdamFamily):
-    r"""Adam as it is. Under noise its second moment measures the noise: see `AdamBC`.
+    r"""Adam, unchanged. Its second-moment estimate is dominated by noise: see `AdamBC`.
 
     Privacy: post-processing. Needs: any engine; two buffers per parameter.
 
@@ -23,7 +23,7 @@ class Adam(AdamFamily):
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
-        eps_placement: "outside" adds eps to the root, as all code does; "inside" takes
+        eps_placement: "outside" adds eps to the root, as implementations do; "inside" takes
             :math:`\sqrt{\hat v + \gamma}`, as the analyses of the DP-AdamBC and DP-MicroAdam papers do.
 
     Example:

@@ -24,7 +24,7 @@ class AdamWBC(AdamFamily):
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
-        floor: gamma', see `AdamBC`. The paper takes 5e-8 on CIFAR-10 and 1e-8 on QNLI.
+        floor: gamma', see `AdamBC`. The paper uses 5e-8 on CIFAR-10 and 1e-8 on QNLI.
         weight_decay: lambda.
 
     Example:

@@ -67,6 +67,6 @@ class RMSProp(Rule):
         v.mul_(group["alpha"]).addcmul_(g, g, value=1 - group["alpha"])  # (1)
         direction = g / v.sqrt().add_(group["eps"])
         if not group["eps"]:
-            direction.masked_fill_(v == 0, 0.0)  # a coordinate that never had a gradient to speak of
+            direction.masked_fill_(v == 0, 0.0)  # coordinates whose squared gradients were all 0
         direction = with_momentum(direction, group, state)  # (2)
         p.add_(direction, alpha=-group["lr"])  # (3)

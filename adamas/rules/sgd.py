@@ -26,7 +26,7 @@ class SGD(Rule):
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         momentum: mu; 0 keeps no state.
-        weight_decay: lambda, decoupled: it shrinks the parameters and never meets the clipping.
+        weight_decay: lambda, decoupled: it shrinks the parameters and is not clipped.
 
     Differs from the paper: the DP-AdamBC paper prints (2) with a plus sign, a typing error.
 
