@@ -1,4 +1,12 @@
-"""Bounds of the papers that a user can act on."""
+"""Bounds and factors from the papers, for choosing floors, learning rates and corrections.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
+
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 import functools
 import math
@@ -9,12 +17,12 @@ from adamas import _validate
 from adamas.geometry import Value
 
 LEAST_FLOOR = 1e-16
-"""The automatic floor without noise: Adam's eps = 1e-8, which stands outside the root, squared."""
+"""The automatic floor without noise: the square of Adam's eps = 1e-8, which is outside the root."""
 
 # Proposition 3 of DP-AdamBC: nu / Phi of one squared noise value.
 _PROPOSITION_3 = {"proof": 2.0, "statement": 4.0}
 
-# What is below the last digit of a float of size 1.
+# Less than the last digit of a float near 1.
 _NEGLIGIBLE = 1e-17
 
 
@@ -22,7 +30,7 @@ _NEGLIGIBLE = 1e-17
 
 
 def second_moment_deviation(step: int, beta2: float, alpha: float = 0.05) -> float:
-    r"""How far noise alone moves Adam's second moment from its mean, as a multiple of that mean.
+    r"""Bounds how far noise alone moves Adam's second moment from its mean, as a multiple of that mean.
 
     Proposition 3 of DP-AdamBC (Tang et al., 2024) for a fixed trajectory. With noise of variance
     :math:`\Phi` in each gradient, with probability :math:`1 - \alpha` for one coordinate,
@@ -34,8 +42,8 @@ def second_moment_deviation(step: int, beta2: float, alpha: float = 0.05) -> flo
         \xi &= f \sqrt{2L}\,\nu \;\text{ if }\; \sqrt{2L}\,\nu \le \nu^2/4,
         \quad\text{else } 8 f L
 
-    The constant 2 in :math:`\nu` is the one of the paper's proof, and the right one: a squared standard
-    normal value minus 1 is sub-exponential with parameters (2, 4).
+    The constant 2 in :math:`\nu` is that of the paper's proof, and is correct: a squared standard normal
+    value minus 1 is sub-exponential with parameters (2, 4).
 
     Example:
         >>> round(second_moment_deviation(step=100_000, beta2=0.999), 4)
@@ -54,14 +62,14 @@ def prop3_bound(
     alpha: float = 0.05,
     constant: str = "proof",
 ) -> float:
-    r"""Proposition 3 of DP-AdamBC: how far noise moves a coordinate of :math:`\hat v` on a fixed trajectory.
+    r"""Bounds how far noise moves a coordinate of :math:`\hat v` on a fixed trajectory (Proposition 3).
 
     .. math::
         P(|\hat v_t - E\hat v_t| \ge \xi) \le \alpha, \qquad
         \nu = c\,\Phi\,G, \quad b = 4\Phi, \quad \Phi = (\sigma C / B)^2
 
-    with :math:`\xi` of `second_moment_deviation`, where :math:`\nu^2/4` and :math:`8L` read
-    :math:`\nu^2/b` and :math:`2bL`.
+    with :math:`\xi` as in `second_moment_deviation`, where :math:`\nu^2/b` and :math:`2bL` replace
+    :math:`\nu^2/4` and :math:`8L`.
 
     Args:
         step: Number of steps, t.
@@ -70,8 +78,8 @@ def prop3_bound(
         batch_size: B, the divisor of the sum.
         beta2: Decay of the second moment.
         alpha: Probability with which a coordinate may exceed the bound.
-        constant: "proof" takes c = 2, which is valid and tighter; "statement" takes c = 4, with which
-            the paper's Table 3 was computed.
+        constant: "proof" uses c = 2, which is valid and tighter; "statement" uses c = 4, as the paper's
+            Table 3 does.
 
     Example:
         >>> setting = {"noise_multiplier": 0.4, "clip_norm": 0.1, "batch_size": 256}
@@ -94,15 +102,15 @@ def prop4_bound(
     beta2: float = 0.999,
     alpha: float = 0.05,
 ) -> float:
-    r"""Proposition 4 of DP-AdamBC: the bound of Proposition 3 for parameters that depend on the noise.
+    r"""Bounds the same for parameters that depend on the noise (Proposition 4 of DP-AdamBC).
 
-    The gradients then move with the noise of earlier steps, and the product of the two adds to
+    The gradients then depend on the noise of earlier steps, and their product with the noise adds to
     :math:`\nu`:
 
     .. math:: \nu = 2 G\,(\Phi + \sigma C^2 / B), \qquad b = 4\Phi, \qquad \Phi = (\sigma C / B)^2
 
-    It is larger than Proposition 3 by about :math:`B/\sigma`, so far above :math:`\Phi` as a rule, and
-    no help in choosing a floor.
+    It exceeds Proposition 3 by a factor of about :math:`B/\sigma`, so it is usually far above :math:`\Phi`
+    and does not help to choose a floor.
 
     Args:
         step: Number of steps, t.
@@ -122,22 +130,22 @@ def prop4_bound(
 
 
 def automatic_floor(step: int, noise_variance: Value, beta2: float = 0.999, alpha: float = 0.05) -> Value:
-    r"""The floor :math:`\gamma'` that the bias-corrected rules take by default.
+    r"""Returns the floor :math:`\gamma'` that the bias-corrected rules use by default.
 
     .. math:: \gamma'_t = \max(\xi_t\,\hat\phi_t,\; 10^{-16})
 
-    with :math:`\xi_t` of `second_moment_deviation`: what is left of :math:`\hat v` after the noise's
-    variance :math:`\hat\phi` is subtracted counts as a gradient only where it exceeds what noise alone
-    leaves with probability :math:`\alpha`.
+    with :math:`\xi_t` of `second_moment_deviation`. The remainder of :math:`\hat v` after subtracting the
+    noise variance :math:`\hat\phi` counts as gradient only where noise alone exceeds it with probability at
+    most :math:`\alpha`.
 
     Args:
         step: Number of steps, t.
         noise_variance: Variance of the noise in the mean gradient, one number or one per coordinate.
         beta2: Decay of the second moment.
-        alpha: Probability with which noise alone exceeds the floor, at most.
+        alpha: Upper bound on the probability that noise alone exceeds the floor.
 
     Returns:
-        A number, or a tensor for a tensor.
+        A number, or a tensor if `noise_variance` is one.
 
     Example:
         >>> f"{automatic_floor(1, noise_variance=4e-8):.3e}, {automatic_floor(10**6, 4e-8):.3e}"
@@ -163,17 +171,17 @@ def equivalent_sgdm_lr(
     batch_size: float,
     beta1: float = 0.9,
 ) -> float:
-    r"""The learning rate with which DP-SGD with momentum makes the steps of DP-Adam.
+    r"""Returns the learning rate at which DP-SGD with momentum makes the same steps as DP-Adam.
 
-    Where noise dominates, :math:`\hat v \approx \Phi` for all coordinates, and what Adam is for, a step
-    size per coordinate, is gone (equation (3) of DP-AdamBC):
+    Where noise dominates, :math:`\hat v \approx \Phi` for all coordinates, and Adam no longer has a step
+    size per coordinate (equation (3) of DP-AdamBC):
 
     .. math::
         \eta_t^{\mathrm{SGDM}} = \eta\,\frac{1-\beta_1}{(1-\beta_1^t)\sqrt\Phi},
         \qquad \sqrt\Phi = \sigma C / B
 
-    with momentum :math:`\beta_1` and no dampening. If a run of DP-Adam and one of DP-SGD with this
-    schedule agree, the adaptive rule is not adaptive there.
+    with momentum :math:`\beta_1` and no dampening. If a run of DP-Adam and a run of DP-SGD with this
+    schedule agree, DP-Adam is not adaptive there.
 
     Args:
         step: Number of steps, t.
@@ -200,10 +208,10 @@ def equivalent_sgdm_lr(
 
 
 def macadam_excess(step: int, beta: float) -> float:
-    r"""The mean of DP-MacAdam's :math:`u_t = (\tilde g_t - \hat m_t)^2`, as a multiple of the variance.
+    r"""Returns the mean of DP-MacAdam's :math:`u_t = (\tilde g_t - \hat m_t)^2` in units of the variance.
 
-    For independent :math:`\tilde g_1, ..., \tilde g_t` of equal mean and variance :math:`V`, of which
-    :math:`\hat m_t` is the average with decay :math:`\beta`, bias-corrected:
+    For independent :math:`\tilde g_1, ..., \tilde g_t` of equal mean and variance :math:`V`, and their
+    bias-corrected average :math:`\hat m_t` with decay :math:`\beta`:
 
     .. math:: E[u_t] = e_t V, \qquad e_t = \frac{2\beta(\beta-\beta^t)}{(1+\beta)(1-\beta^t)}
 
@@ -224,17 +232,17 @@ def macadam_excess(step: int, beta: float) -> float:
 
 
 def macadam_kappa(step: int, beta: float, kind: str = "exact") -> float:
-    r"""The factor :math:`\kappa_t` that makes DP-MacAdam's average :math:`s_t` of the :math:`u_t` unbiased.
+    r"""Returns the divisor :math:`\kappa_t` that makes DP-MacAdam's average :math:`s_t` unbiased.
 
     .. math::
         \text{exact:}\quad & \kappa^*_t = \beta\kappa^*_{t-1} + (1-\beta)\,e_t, \quad \kappa^*_0 = 0
         \\
         \text{paper:}\quad & \kappa_t = 2(\beta-\beta^t)/(1+\beta)
 
-    :math:`E[s_t] = \kappa^*_t V`, with :math:`e_t` of `macadam_excess`. The paper's derivation puts the
-    last mean :math:`\hat m_t` in place of the running ones, and its factor is too large: :math:`s_t/\kappa_t`
-    is about half the variance in the first steps, and :math:`\beta` of it in the end. Both are 0 at the
-    first step, where :math:`s_1 = 0` says nothing about the variance.
+    :math:`E[s_t] = \kappa^*_t V`, with :math:`e_t` of `macadam_excess`. The paper's derivation replaces the
+    running means by the last one, :math:`\hat m_t`, and its factor is too large: :math:`s_t/\kappa_t` is
+    about half the variance in the first steps, and :math:`\beta` times the variance in the limit. Both are 0
+    at the first step, where :math:`s_1 = 0` carries no information.
 
     Args:
         step: Number of steps, t.
@@ -270,7 +278,7 @@ def _excess(step: int, beta: float) -> float:
 
 
 def _deviation(step: int, beta2: float, alpha: float, nu: float, b: float) -> float:
-    """xi, where one squared value is sub-exponential with parameters (nu, b)."""
+    """Returns xi if one squared value is sub-exponential with parameters (nu, b)."""
     _validate.count(step=step)
     _validate.decay(beta2=beta2)
     _validate.probability(alpha=alpha)
@@ -283,7 +291,7 @@ def _deviation(step: int, beta2: float, alpha: float, nu: float, b: float) -> fl
 
 
 def _noise_variance(noise_multiplier: float, clip_norm: float, batch_size: float) -> float:
-    """Phi, checked."""
+    """Returns Phi after checking the arguments."""
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.positive(clip_norm=clip_norm, batch_size=batch_size)
     return (noise_multiplier * clip_norm / batch_size) ** 2

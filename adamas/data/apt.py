@@ -1,4 +1,4 @@
-"""Files out of a Debian package; it is unpacked, not installed, and needs no administrator."""
+"""Fetches files from a Debian package, which is unpacked and not installed: no root access is needed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ _INSTALL = "it is part of Debian and Ubuntu; elsewhere put the files into ADAMAS
 
 
 def apt_files(package: str, version: str, sha256: Mapping[str, str]) -> Path:
-    """A folder with the named files of a package, through `apt-get download`; see `cache.cached`."""
+    """Returns a folder with the named files of a package, by `apt-get download`; see `cache.cached`."""
 
     def fetch(work: Path, paths: list[str]) -> Path:
         name = f"{package} {version}"
@@ -20,7 +20,7 @@ def apt_files(package: str, version: str, sha256: Mapping[str, str]) -> Path:
         except client.MissingClientError:
             raise
         except RuntimeError as first:
-            # The machine may have no list of packages yet, or an old one: get a list of our own.
+            # The list of packages may be missing or old: fetch one into the temporary folder.
             (work / "lists" / "partial").mkdir(parents=True)
             (work / "apt-cache" / "archives" / "partial").mkdir(parents=True)
             lists = ["-o", f"Dir::State::Lists={work / 'lists'}", "-o", f"Dir::Cache={work / 'apt-cache'}"]

@@ -1,4 +1,4 @@
-"""What a data set is, and how a validation set is held out of its training examples."""
+"""Data sets as tensors, with a public way to hold out a validation set."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,15 +21,14 @@ class Data:
     classes: int
 
     def with_validation(self, share: float = 0.1) -> "Data":
-        """The same task for choosing hyperparameters: a part of `train` is held out, and is `test`.
+        """Returns the same task for choosing hyperparameters: a held-out part of `train` becomes `test`.
 
-        Which examples are held out follows from their number in the training set and from nothing else, so
-        that it is public, the same everywhere, and a smaller share is a part of a larger one. The true test
-        examples take no part. An accuracy on held-out examples has no noise: a run protects those that it
-        trains on, not these.
+        Only the index of an example decides whether it is held out. So the choice is public and the same
+        everywhere, and a smaller share is a subset of a larger one. The true test examples are not used. An
+        accuracy on held-out examples has no noise: a run protects the examples that it trains on, not these.
 
         Args:
-            share: Which share of the training examples to hold out.
+            share: Share of the training examples to hold out.
 
         Returns:
             A data set with `/validation` added to its name.
@@ -56,7 +55,7 @@ class Data:
 
 
 def _public_order(size: int) -> Tensor:
-    """The numbers below `size`, in the order of their SHA-256."""
+    """Returns the numbers below `size`, sorted by their SHA-256."""
     digests = [hashlib.sha256(b"validation:%d" % index).digest() for index in range(size)]
     return torch.tensor(sorted(range(size), key=digests.__getitem__))
 

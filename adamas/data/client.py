@@ -1,4 +1,4 @@
-"""Runs the client of a package registry, and says what went wrong in its own words."""
+"""Runs the client of a package registry, and quotes its error if it fails."""
 
 import errno
 import os
@@ -10,22 +10,22 @@ _MINUTES = 10
 
 
 class MissingClientError(RuntimeError):
-    """The program is not on this machine."""
+    """The program is not installed."""
 
 
 def run(command: Sequence[str], work: Path, package: str, install: str) -> None:
-    """Runs a command in a temporary folder, where its own temporary files stay too.
+    """Runs a command in a temporary folder, which also holds the command's own temporary files.
 
     Args:
         command: The program and its arguments.
         work: The folder.
-        package: What is being fetched, for the messages.
-        install: How to get the program if it is not there.
+        package: Name of the fetched package, for error messages.
+        install: How to install the program, for error messages.
 
     Raises:
-        MissingClientError: If the program is not there.
+        MissingClientError: If the program is not installed.
         RuntimeError: If it takes too long or fails.
-        OSError: If there is no room for its files.
+        OSError: If the disk is full.
     """
     client = Path(command[0]).name if command[1:2] != ["-m"] else command[2]
     temporary = work / "tmp"
@@ -57,14 +57,14 @@ def run(command: Sequence[str], work: Path, package: str, install: str) -> None:
 
 
 def _reason(errors: str) -> str:
-    """The first lines that are marked as errors, else the last line."""
+    """Returns the first lines that are marked as errors, or else the last line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
     marked = [line for line in lines if line.startswith(("npm error", "npm ERR", "ERROR:", "E:"))]
     return "; ".join(marked[:2] or lines[-1:])
 
 
 def the_archive(work: Path, pattern: str, package: str) -> Path:
-    """The one file that the client put into the folder."""
+    """Returns the one file that the client put into the folder."""
     archives = list(work.glob(pattern))
     if len(archives) != 1:
         raise RuntimeError(f"Expected one file {pattern} of {package}, but {len(archives)} came. Try again.")

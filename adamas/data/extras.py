@@ -5,7 +5,7 @@ from typing import Any
 
 
 def optional(module: str, package: str) -> Any:
-    """The module, or an error that says how to install the package it belongs to."""
+    """Imports a module, or raises an error that says how to install its package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,11 +1,16 @@
-"""Fashion-MNIST (Xiao et al., 2017), from the Debian package `dataset-fashion-mnist`: 60,000 and 10,000."""
+"""Fashion-MNIST (Xiao et al., 2017), from the Debian package `dataset-fashion-mnist`: 60,000 and 10,000.
+
+References:
+    Han Xiao, Kashif Rasul, Roland Vollgraf. "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+    Learning Algorithms." 2017. arXiv:1708.07747.
+"""
 
 from adamas.data.apt import apt_files
 from adamas.data.base import Data
 from adamas.data.idx import FILES, idx_data
 from adamas.data.local import local_folder, read_verified
 
-# Of the unpacked files, and of the files as Debian packs them.
+# Digests of the unpacked files, and of the files as Debian packs them.
 _SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -18,12 +23,12 @@ _PACKED_SHA256 = {
     "t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
     "t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
 }
-# Mean and standard deviation of the training pixels, as everybody standardises Fashion-MNIST with.
+# Mean and standard deviation of the training pixels: the values in common use.
 _MEAN, _STD = 0.2860, 0.3530
 
 
 def fashion_mnist() -> Data:
-    """60,000 training and 10,000 test images of clothes in ten classes, standardised."""
+    """Loads 60,000 training and 10,000 test images of clothes in ten classes, standardised."""
     folder = local_folder("FashionMNIST/raw", FILES) or apt_files(
         "dataset-fashion-mnist",
         "0.0~git20200523.55506a9-1",

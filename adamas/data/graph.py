@@ -17,9 +17,9 @@ class GraphData(Data):
     `train` and `test` are the `(features, label)` of the nodes in `train_nodes` and `test_nodes`.
 
     Attributes:
-        features: Of all nodes, (N, F).
-        labels: Of all nodes, (N,).
-        edges: Pairs of nodes (2, E) in order; each edge is there in both directions, and once in each.
+        features: Features of all nodes, (N, F).
+        labels: Labels of all nodes, (N,).
+        edges: Sorted pairs of nodes, (2, E); each edge appears once in each direction.
         train_nodes: Numbers of the training nodes.
         validation_nodes: Numbers of the validation nodes.
         test_nodes: Numbers of the test nodes.
@@ -42,7 +42,7 @@ class GraphData(Data):
         splits: tuple[Tensor, Tensor, Tensor],
         classes: int,
     ) -> "GraphData":
-        """A graph with its training, validation and test nodes."""
+        """Builds a graph with its training, validation and test nodes."""
         train_nodes, validation_nodes, test_nodes = splits
         return cls(
             name=name,
@@ -59,10 +59,10 @@ class GraphData(Data):
         )
 
     def with_validation(self, share: float = 0.1) -> "GraphData":
-        """The same graph with its own validation nodes as test nodes.
+        """Returns the same graph with its own validation nodes as test nodes.
 
         Args:
-            share: Of no effect: which nodes are for validation is part of the data set.
+            share: Ignored: the data set defines its validation nodes.
         """
         return replace(
             self,
@@ -74,6 +74,6 @@ class GraphData(Data):
 
 
 def both_directions(pairs: Iterable[tuple[int, int]]) -> Tensor:
-    """Edges (2, E) in order, from pairs in any order; loops and repetitions are dropped."""
+    """Returns sorted edges (2, E) in both directions; drops loops and repetitions."""
     edges = {pair for a, b in pairs if a != b for pair in ((a, b), (b, a))}
     return torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 2).T.contiguous()

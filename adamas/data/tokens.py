@@ -1,4 +1,9 @@
-"""Texts as token ids of MiniLM's vocabulary, kept in the cache once they are made."""
+"""Converts texts to token ids of MiniLM's vocabulary, and keeps them in the cache.
+
+References:
+    Chi Sun, Xipeng Qiu, Yige Xu, Xuanjing Huang. "How to Fine-Tune BERT for Text Classification?" CCL 2019.
+    arXiv:1905.05583.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,18 +21,18 @@ from adamas.data.extras import optional
 from adamas.data.minilm import TOKENIZER_SHA256, minilm_files
 
 KEEPS = ("start", "ends")
-"""What is kept of a text that is too long."""
+"""Ways to cut a text that is too long."""
 
 
 def token_ids(texts: Sequence[str], source: str, length: int = 128, keep: str = "start") -> Tensor:
-    """Ids (N, length) as int64: `[CLS]`, the text in WordPiece, `[SEP]`, and 0 up to the end.
+    """Returns ids (N, length) as int64: `[CLS]`, the text in WordPiece, `[SEP]`, and 0 up to the end.
 
     Args:
         texts: The texts.
-        source: Says which texts these are, by the checksum of their file and how they were chosen. The ids
-            are kept in the cache under this, the vocabulary and the length.
-        length: Tokens of a text; shorter ones are padded with 0.
-        keep: What is kept of a longer text: its start, or as much of both ends (Sun et al., 2019).
+        source: Identifies the texts, by the checksum of their file and how they were chosen. It is part of
+            the cache key, with the vocabulary, `length` and `keep`.
+        length: Tokens per text; shorter texts are padded with 0.
+        keep: How a longer text is cut: keep its "start", or equal parts of both "ends" (Sun et al., 2019).
     """
     _validate.one_of(KEEPS, keep=keep)
     _validate.count(length=length)
@@ -66,7 +71,7 @@ def _digest(ids: Tensor) -> str:
 
 
 def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
-    """The ids in a file; None if there is none or it is damaged, for they can be made again."""
+    """Reads ids from a file; None if it is missing or damaged, since they can be computed again."""
     try:
         with safe_open(file, framework="pt") as stored:
             ids: Tensor = stored.get_tensor("ids")

@@ -1,4 +1,4 @@
-"""Pickled arrays of data sets, read without running what a pickle may ask for."""
+"""Reads pickled arrays of data sets without running code that a pickle names."""
 
 import collections
 import io
@@ -10,12 +10,12 @@ import numpy as np
 
 
 class _SparseMatrix:
-    """Takes the fields of a pickled SciPy matrix, whose own class has changed since."""
+    """Holds the fields of a pickled SciPy matrix, whose class has changed since."""
 
 
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # its module has another name in each version of NumPy
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # its module is named differently across versions of NumPy
 
-# What arrays, sparse matrices and adjacency lists are made of; nothing here runs code of a file's choosing.
+# Constructors of arrays, sparse matrices and adjacency lists; none of them runs code that a file chooses.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -42,7 +42,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """What a file pickled by Python 2 or 3 holds: arrays, sparse matrices (as arrays), dicts and lists.
+    """Reads a file pickled by Python 2 or 3: arrays, sparse matrices (as arrays), dicts and lists.
 
     Raises:
         RuntimeError: If the file is damaged or asks for anything else.
@@ -52,12 +52,12 @@ def read_pickle(path: Path) -> Any:
         return _dense(value) if isinstance(value, _SparseMatrix) else value
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise RuntimeError(
-            f"The file {path} is no pickle of plain arrays: {error}. Delete it and get it again."
+            f"The file {path} is no pickle of plain arrays: {error}. Delete it and download it again."
         ) from error
 
 
 def _dense(matrix: Any) -> np.ndarray:
-    """The array that the fields of a matrix in compressed rows describe."""
+    """Builds the dense array from the fields of a matrix in compressed rows."""
     fields = vars(matrix)
     shape = fields.get("_shape", fields.get("shape"))
     result = np.zeros(shape, dtype=np.float32)

@@ -1,8 +1,7 @@
-"""Fine-tuning of a part of a model: which parameters train, and which rows of its weights.
+"""Fine-tuning a part of a model: some of its parameters, or some rows of its weights.
 
-Clipping and noise cover the trainable parameters only, so a private step on fewer of them has less noise in
-total. The selections set `requires_grad` and nothing else; SPARTA finds the rows that are worth training with
-private releases.
+Clipping and noise cover only the trainable parameters, so a step on fewer parameters adds less noise in
+total. The selections set `requires_grad` and nothing else; SPARTA chooses rows by private releases.
 
     select, head, bitfit, last_block                     by name
     row_weights, row_scores, top_rows, keep_rows, merge_rows   by row

@@ -1,12 +1,17 @@
-r"""Training some rows of a weight: :math:`W = W_{old} + M \odot W_{new}`, with the mask of the kept rows.
+r"""Trains some rows of a weight: :math:`W = W_{old} + M \odot W_{new}`, where M masks the kept rows.
 
-Only the kept rows of :math:`W_{new}` exist, as one parameter of shape (rows, columns). They are applied to
-the layer's input and added to its output,
+Only the kept rows of :math:`W_{new}` are stored, as one parameter of shape (rows, columns). They are applied
+to the layer's input and added to its output,
 
 .. math:: y = W_{old}\,x + b, \qquad y_{kept} \mathrel{+}= W_{new}\,x,
 
-and not to the weight: so the engines see an ordinary linear map or convolution of that size, with its closed
-formulas, instead of a weight that is computed from another.
+not to the weight. So the engines see an ordinary linear map or convolution of that size, for which they have
+closed formulas, and not a weight that is computed from another.
+
+References:
+    Mehdi Makni, Kayhan Behdin, Gabriel Afriat, Zheng Xu, Sergei Vassilvitskii, Natalia Ponomareva, Hussein
+    Hazimeh, Rahul Mazumder. "SPARTA: An Optimization Framework for Differentially Private Sparse
+    Fine-Tuning." KDD 2025. arXiv:2503.12822.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +27,15 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class KeptRows(nn.Module):
-    """A layer whose weight is frozen but for some rows; `keep_rows` puts it in the layer's place.
+    """A layer whose weight is frozen except for some rows; `keep_rows` replaces the layer by it.
 
     Args:
         base: The layer.
-        rows: Which rows (output units) train.
+        rows: Rows (output units) that train.
 
     Attributes:
-        base: The layer as it was, with its weight frozen.
-        new: What was learned on top of the kept rows, from 0: `(rows, columns)`.
+        base: The original layer, with its weight frozen.
+        new: Learned change of the kept rows, `(rows, columns)`; starts at 0.
     """
 
     rows: Tensor
@@ -45,7 +50,7 @@ class KeptRows(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it is now, for whoever reads it instead of calling the layer."""
+        """The current weight, for code that reads it instead of calling the layer."""
         weight = self.base.get_parameter("weight")
         return as_rows(self.base, as_rows(self.base, weight).index_add(0, self.rows, self.new))
 
@@ -56,7 +61,7 @@ class KeptRows(nn.Module):
         return bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output with the learned rows."""
+        """Returns the layer's output with the learned rows."""
         y: Tensor = self.base(x)
         if isinstance(self.base, _CONVOLUTIONS):
             added = self.base._conv_forward(x, self.new, None)  # with its stride and padding
@@ -65,7 +70,7 @@ class KeptRows(nn.Module):
 
 
 def row_weights(model: nn.Module, *, head: Patterns | None = None) -> list[str]:
-    """The weights of which rows can be kept: of linear layers and convolutions, but for the head.
+    """Lists the weights whose rows can be kept: those of linear layers and convolutions, except the head.
 
     Tied weights and grouped convolutions are left out.
 
@@ -82,17 +87,17 @@ def row_weights(model: nn.Module, *, head: Patterns | None = None) -> list[str]:
 
 
 def keep_rows(model: nn.Module, rows: Mapping[str, Tensor | Sequence[int]]) -> Selection:
-    """Freezes weights but for some of their rows.
+    """Freezes weights except for some of their rows.
 
-    Each layer is replaced by a `KeptRows` around it, and computes the same as before until the rows are
-    trained. Make the rule of the training afterwards. All other parameters stay as they are.
+    Each layer is wrapped in a `KeptRows`, which computes the same until the rows are trained. Create the rule
+    afterwards. All other parameters stay as they are.
 
     Args:
         model: The model.
-        rows: For each weight, which of its rows (output units) train; none freezes the whole weight.
+        rows: For each weight, the rows (output units) that train; an empty list freezes the whole weight.
 
     Returns:
-        All that trains now.
+        Everything that is trainable now.
 
     Example:
         >>> import torch
@@ -114,7 +119,7 @@ def keep_rows(model: nn.Module, rows: Mapping[str, Tensor | Sequence[int]]) -> S
     wanted: list[tuple[str, nn.Parameter, Tensor]] = []
     for name, kept in rows.items():
         if name not in params:
-            known = next(iter(matching(model, name).values()))  # raises with near names where there are none
+            known = next(iter(matching(model, name).values()))  # raises with near names if nothing matches
             raise ValueError(f"Expected {name!r} to be the first name of a parameter, such as {known!r}.")
         p = params[name]
         reason = _refusal(model, name, p)
@@ -132,7 +137,7 @@ def keep_rows(model: nn.Module, rows: Mapping[str, Tensor | Sequence[int]]) -> S
 
 @torch.no_grad()
 def merge_rows(model: nn.Module) -> None:
-    """Folds kept rows into their weights, so that the model has its own layers and names again.
+    """Folds kept rows into their weights and restores the model's own layers and names.
 
     The weights stay frozen.
     """
@@ -143,17 +148,17 @@ def merge_rows(model: nn.Module) -> None:
 
 
 def as_rows(layer: nn.Module, weight: Tensor) -> Tensor:
-    """A layer's weight, or its gradient, with output units first; its own inverse."""
+    """Returns a layer's weight, or its gradient, with output units first; its own inverse."""
     return weight.T if _is_transposed(layer) else weight
 
 
 def _is_transposed(layer: nn.Module) -> bool:
-    """Whether a layer is the `Conv1D` of Hugging Face, a linear layer that keeps its weight as (in, out)."""
+    """Tells whether a layer is Hugging Face's `Conv1D`, a linear layer with a weight of shape (in, out)."""
     return type(layer).__name__ == "Conv1D" and not isinstance(layer, nn.Conv1d)
 
 
 def _refusal(model: nn.Module, name: str, p: nn.Parameter) -> str | None:
-    """Why rows of a parameter cannot be kept, or None."""
+    """Returns why rows of a parameter cannot be kept; None if they can."""
     path, _, attribute = name.rpartition(".")
     layer = model.get_submodule(path)
     plain = any(type(layer).forward is kind.forward for kind in (nn.Linear, *_CONVOLUTIONS))
@@ -184,7 +189,7 @@ def _checked(name: str, kept: Tensor | Sequence[int], height: int) -> Tensor:
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Puts a module in the place of another one, wherever that is used."""
+    """Replaces a module by another wherever it is used."""
     for parent in [m for m in model.modules() if m is not new]:
         for key, child in list(parent._modules.items()):
             if child is old:

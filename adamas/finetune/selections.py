@@ -1,11 +1,15 @@
-"""Trainable parameters by name.
+"""Chooses trainable parameters by name.
 
-Patterns are those of a shell (`fnmatch`): `*` stands for any characters, dots as well, `?` for one, `[0-9]`
-for one of a set; capitals count. A pattern names parameters, or a module with all that is in it:
-`encoder.layer.5` is also `encoder.layer.5.*`.
+Patterns are shell patterns (`fnmatch`): `*` matches any characters, including dots, `?` one, `[0-9]` one of a
+set; matching is case-sensitive. A pattern names parameters, or a module with everything in it:
+`encoder.layer.5` also means `encoder.layer.5.*`.
 
-A parameter that a model uses under several names (tied weights) is one parameter: each of its names selects
-it, and it trains in all its places.
+A parameter with several names (tied weights) is one parameter: any of its names selects it, and it trains
+wherever it is used.
+
+References:
+    Zhiqi Bu, Yu-Xiang Wang, Sheng Zha, George Karypis. "Differentially Private Bias-Term Fine-tuning of
+    Foundation Models." ICML 2024. arXiv:2210.00036.
 """
 
 import difflib
@@ -18,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 Patterns: TypeAlias = str | Sequence[str]
-"""One pattern, or several of which one must match."""
+"""One pattern, or several; a name must match one of them."""
 
-# What libraries call the layer that a new task replaces: Hugging Face, torchvision, timm, and plain models.
+# Names of the layer that a new task replaces: in Hugging Face, torchvision, timm, and plain models.
 _HEADS = ("classifier", "fc", "head", "heads", "score", "lm_head", "qa_outputs")
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
@@ -30,13 +34,13 @@ _SHOWN = 12  # names that a printed selection shows
 
 @dataclass(frozen=True)
 class Selection:
-    """What trains after a selection; `print` shows it.
+    """Trainable parameters after a selection; `print` shows them.
 
     Attributes:
         names: The trainable parameters, each by its first name.
-        trainable: How many numbers they hold.
-        total: How many numbers all parameters of the model hold.
-        tied: The other names of those that have several.
+        trainable: Number of trainable scalars.
+        total: Number of scalars in all parameters of the model.
+        tied: Other names of parameters that have several.
     """
 
     names: tuple[str, ...]
@@ -57,18 +61,18 @@ class Selection:
 
 
 def select(model: nn.Module, patterns: Patterns, *, freeze_rest: bool = True) -> Selection:
-    """Makes the parameters trainable that match, and freezes the others.
+    """Makes matching parameters trainable, and freezes the others.
 
     Args:
         model: Any module; only `requires_grad` of its parameters changes.
-        patterns: Shell patterns of names of parameters or modules; see the module's text.
-        freeze_rest: Freeze what does not match. Otherwise it stays as it is.
+        patterns: Shell patterns of parameters or modules; see the docstring of this module.
+        freeze_rest: Freeze the parameters that do not match. If False, they stay as they are.
 
     Returns:
-        All that trains now.
+        Everything that is trainable now.
 
     Raises:
-        ValueError: If a pattern matches nothing; the message has the names that are nearest.
+        ValueError: If a pattern matches nothing; the message has the nearest names.
 
     Example:
         >>> from torch import nn
@@ -94,7 +98,7 @@ def head(model: nn.Module, patterns: Patterns | None = None) -> Selection:
 
     Args:
         model: The model.
-        patterns: The layer, by shell patterns. None takes the outermost module with a usual name (classifier,
+        patterns: Shell patterns of the layer. None takes the outermost module with a usual name (classifier,
             fc, head, heads, score, lm_head, qa_outputs), or else the last `nn.Linear`.
 
     Example:
@@ -109,13 +113,13 @@ def head(model: nn.Module, patterns: Patterns | None = None) -> Selection:
 def bitfit(model: nn.Module, *, head: Patterns | None = None, norms: bool = False) -> Selection:
     """Trains every bias and the head: DP-BiTFiT (Bu et al., 2024).
 
-    A bias is a parameter whose name ends in `bias`. The paper's method is a choice of parameters and nothing
-    else: any rule can train them.
+    A bias is a parameter whose name ends in `bias`. The paper's method only selects parameters: any rule can
+    train them.
 
     Args:
         model: The model.
-        head: The head, by shell patterns, as in `head`; `()` trains biases only.
-        norms: Train the weights of normalisation layers as well.
+        head: Shell patterns of the head, as in `head`; `()` trains biases only.
+        norms: Also train the weights of normalisation layers.
 
     Example:
         >>> from torch import nn
@@ -141,15 +145,15 @@ def last_block(
 ) -> Selection:
     """Trains the last of the model's repeated blocks, and the head.
 
-    The blocks are the elements of the longest `nn.ModuleList` or `nn.Sequential` whose elements are made of
-    several modules, such as `encoder.layer` of BERT and `transformer.h` of GPT-2; of several that are equally
-    long, the outermost, and of these the last one.
+    The blocks are the elements of the longest `nn.ModuleList` or `nn.Sequential` whose elements contain
+    modules, such as `encoder.layer` of BERT and `transformer.h` of GPT-2. Among equally long ones, the
+    outermost is taken, and among those the last.
 
     Args:
         model: The model.
-        blocks: How many blocks from the end.
-        head: The head, by shell patterns, as in `head`; `()` leaves it out.
-        also: Patterns of further parameters, such as a pooler or the last normalisation.
+        blocks: Number of blocks, counted from the end.
+        head: Shell patterns of the head, as in `head`; `()` leaves it out.
+        also: Shell patterns of further parameters, such as a pooler or the last normalisation.
 
     Example:
         >>> from torch import nn
@@ -180,7 +184,7 @@ def last_block(
 
 
 def head_patterns(model: nn.Module, patterns: Patterns | None, argument: str = "head") -> list[str]:
-    """The patterns of the head: the given ones, or the one that is found."""
+    """Returns the given patterns of the head, or finds the head."""
     if patterns is not None:
         return listed(patterns, argument)
     found = [
@@ -192,7 +196,7 @@ def head_patterns(model: nn.Module, patterns: Patterns | None, argument: str = "
     outermost = [name for name in found if name.count(".") == depth]
     if len({name.rpartition(".")[0] for name in outermost}) > 1:
         raise ValueError(
-            f"Expected one head, but {_some(outermost)} all could be it. Say which with {argument}=."
+            f"Expected one head, but each of {_some(outermost)} could be it. Name it with {argument}=."
         )
     if outermost:
         return outermost
@@ -206,7 +210,7 @@ def head_patterns(model: nn.Module, patterns: Patterns | None, argument: str = "
 
 
 def matching(model: nn.Module, patterns: Patterns) -> dict[Tensor, str]:
-    """The parameters of which a name matches, with their first names."""
+    """Returns the parameters with a matching name, and their first names."""
     first = {p: name for name, p in model.named_parameters()}
     named = list(_named(model))
     chosen: dict[Tensor, str] = {}
@@ -220,7 +224,7 @@ def matching(model: nn.Module, patterns: Patterns) -> dict[Tensor, str]:
 
 
 def selection(model: nn.Module) -> Selection:
-    """What trains in a model now."""
+    """Describes the trainable parameters of a model."""
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
     tied: dict[str, tuple[str, ...]] = {}
     for name, p in _named(model):
@@ -235,7 +239,7 @@ def selection(model: nn.Module) -> Selection:
 
 
 def listed(patterns: Patterns, argument: str, *, empty: bool = True) -> list[str]:
-    """Patterns as a list of strings."""
+    """Returns patterns as a list of strings."""
     result = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in result:
         if not isinstance(pattern, str):
@@ -246,12 +250,12 @@ def listed(patterns: Patterns, argument: str, *, empty: bool = True) -> list[str
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: torch's classes, and others by their name, as in `LlamaRMSNorm`."""
+    """Tells whether a module is a normalisation: by torch's classes, or by a name such as `LlamaRMSNorm`."""
     return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
 
 
 def _named(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """Parameters under all their names."""
+    """Returns the parameters under all their names."""
     return model.named_parameters(remove_duplicate=False)
 
 

@@ -1,4 +1,4 @@
-r"""SPARTA: sparse fine-tuning on rows that private gradients choose (Makni et al., 2025).
+r"""SPARTA (Makni et al., 2025): sparse fine-tuning of rows that private gradients select.
 
 .. math::
     A &= \sum_t \tfrac1B \Big( \big| \textstyle\sum_i \mathrm{clip}(g_{t,i}) \big| + z\,\xi_t \Big) & (1) \\
@@ -6,13 +6,18 @@ r"""SPARTA: sparse fine-tuning on rows that private gradients choose (Makni et a
     M &= \text{the rows with the largest } a_r & (3) \\
     W &= W_{old} + M \odot W_{new} & (4)
 
-First some epochs train what is always trainable (head, biases, norms); then one epoch updates nothing and
-scores the rows of the other weights, (1) and (2); the rest trains what is always trainable and the kept rows,
-(3) and (4), with a fresh rule.
+The first phase trains the always trainable part (head, biases, norms). The second updates nothing and scores
+the rows of the other weights, (1) and (2). The third trains the always trainable part and the kept rows, (3)
+and (4), with a new rule.
 
 Privacy: the absolute value does not increase distances, so a release of (1) has the sensitivity of an
-ordinary one, and each step of all three phases is one and the same event. All phases belong to one run: its
-budget covers them, and its ledger holds them.
+ordinary one, and each step of any phase is the same event. All phases belong to one run: its budget covers
+them, and its ledger records them.
+
+References:
+    Mehdi Makni, Kayhan Behdin, Gabriel Afriat, Zheng Xu, Sergei Vassilvitskii, Natalia Ponomareva, Hussein
+    Hazimeh, Rahul Mazumder. "SPARTA: An Optimization Framework for Differentially Private Sparse
+    Fine-Tuning." KDD 2025. arXiv:2503.12822.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,19 +43,19 @@ def sparta(
     within: str = "weight",
     weights: Patterns | None = None,
 ) -> Iterator[Step]:
-    """Trains a run in SPARTA's three phases; iterate over it as over the run.
+    """Trains a run in SPARTA's three phases; iterate over the result as over the run.
 
-    Choose what is always trainable before the run is made, for instance with `bitfit(model, norms=True)`.
-    Afterwards the model has kept rows, which `merge_rows(model)` folds in.
+    Choose the always trainable part before you make the run, for instance with `bitfit(model, norms=True)`.
+    Afterwards, `merge_rows(model)` folds the kept rows in.
 
     Args:
-        run: A run that has not begun, with a budget for all three phases.
-        make_rule: `make_rule(model)`, the rule of the third phase.
-        head_steps: Steps of the first phase; the paper has 10 epochs of 50.
-        mask_steps: Steps of the second phase, which take place in one turn; the paper has 1 epoch.
-        share: Share of the rows that is kept.
+        run: A run without steps yet, with a budget for all three phases.
+        make_rule: Called as `make_rule(model)` for the rule of the third phase.
+        head_steps: Steps of the first phase; in the paper, 10 of 50 epochs.
+        mask_steps: Steps of the second phase, run without yielding; in the paper, 1 epoch.
+        share: Share of the rows to keep.
         within: Rank rows within each "weight", as the authors do, or within the whole "model".
-        weights: The weights whose rows may train, by shell patterns; None takes `row_weights(model)`.
+        weights: Shell patterns of the weights whose rows may train; None takes `row_weights(model)`.
 
     Returns:
         The steps of the first and the third phase.
@@ -100,13 +105,13 @@ def row_scores(
 ) -> dict[str, Tensor]:
     """Scores the rows of weights by their private gradients, (1) and (2), and updates nothing.
 
-    The weights become trainable for the time of the scoring, in addition to what is trainable already, and
-    examples are clipped over all of it, to the ball of the run's clip norm whatever the rule's geometry is.
+    During the scoring the weights are trainable, in addition to the parameters that already are. Examples are
+    clipped over all of them to the run's clip norm, whatever the geometry of the rule.
 
     Args:
-        run: The run that pays.
-        weights: Weights, by shell patterns; None takes `row_weights(model)`.
-        steps: How many steps of the run are spent; None takes all that are left.
+        run: The run whose steps are spent.
+        weights: Shell patterns of the weights; None takes `row_weights(model)`.
+        steps: Number of steps to spend; None takes all that are left.
 
     Returns:
         A score for each row of each weight, by the weight's name.
@@ -144,13 +149,13 @@ def row_scores(
 def top_rows(
     scores: Mapping[str, Tensor], share: float = 0.2, *, within: str = "weight"
 ) -> dict[str, Tensor]:
-    """The rows with the largest scores, (3), in the form that `keep_rows` takes.
+    """Returns the rows with the largest scores, (3), in the form that `keep_rows` takes.
 
     Args:
         scores: A score for each row of each weight.
-        share: Share of the rows that is kept, rounded; at least one.
-        within: Rank rows within each "weight", or within the whole "model". A row's score is a sum, so that
-            the latter prefers weights with many columns.
+        share: Share of the rows to keep, rounded to whole rows, at least one.
+        within: Rank rows within each "weight", or within the whole "model". A row's score is a sum over its
+            columns, so "model" prefers weights with many columns.
 
     Example:
         >>> import torch
@@ -164,7 +169,7 @@ def top_rows(
     _validate.rate(share=share)
     _validate.one_of(["weight", "model"], within=within)
     if not scores:
-        raise ValueError("Expected the scores of a weight at least, got none.")
+        raise ValueError("Expected scores of at least one weight, got none.")
     if within == "weight":
         return {name: _best(score, share) for name, score in scores.items()}
     best = _best(torch.cat([score.cpu() for score in scores.values()]), share)
@@ -215,7 +220,7 @@ def _zero_scores(layer: nn.Module, p: Tensor) -> Tensor:
 
 
 def _best(scores: Tensor, share: float) -> Tensor:
-    """Places of the largest values, in rising order; of equal ones the first."""
+    """Returns the places of the largest values in ascending order; ties go to the first."""
     count = max(1, round(share * len(scores)))
     order = torch.sort(scores, descending=True, stable=True).indices
     return order[:count].sort().values

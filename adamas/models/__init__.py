@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from torch import nn
 
+from adamas.models.bert import BertSizes
 from adamas.models.cnn import cnn
 from adamas.models.cnn5 import cnn5
-from adamas.models.minilm import BertSizes, minilm, minilm_classifier
+from adamas.models.minilm import minilm, minilm_classifier
 from adamas.models.mlp import linear, mlp
 from adamas.models.resnet import resnet8_gn, resnet18_gn
 from adamas.models.scattering import Scattering, scattering
@@ -26,7 +27,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "scattering": scattering,
     "minilm": minilm_classifier,
 }
-"""Models by name; each takes `(input_shape, classes)`, and its options by keyword."""
+"""Models by name; each takes `(input_shape, classes)` and its own options by keyword."""
 
 __all__ = [
     "MODELS",

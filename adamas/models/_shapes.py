@@ -1,4 +1,4 @@
-"""Checks of what a model is asked to take."""
+"""Checks of the shapes that a model is built for."""
 
 import math
 
@@ -6,17 +6,17 @@ from adamas import _validate
 
 
 def flat(input_shape: tuple[int, ...], classes: int) -> int:
-    """The numbers in one example."""
+    """Returns how many numbers one example has."""
     _whole_shape(input_shape)
     _validate.count(classes=classes)
     return math.prod(input_shape)
 
 
 def image(model: str, input_shape: tuple[int, ...], classes: int, smallest: int) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model is asked to take.
+    """Returns channels, height and width of the images that a model is built for.
 
     Raises:
-        ValueError: Unless the shape is one of images that are large enough.
+        ValueError: If the shape is not that of images, or the images are too small.
     """
     _whole_shape(input_shape)
     _validate.count(classes=classes)
@@ -24,14 +24,14 @@ def image(model: str, input_shape: tuple[int, ...], classes: int, smallest: int)
         raise ValueError(
             f"Expected input_shape={tuple(input_shape)!r} to be (channels, height, width) with at least "
             f"{smallest}x{smallest} pixels, the smallest images that {model!r} can take. "
-            "Take another model, such as 'mlp', which takes every shape."
+            "Choose another model, such as 'mlp', which takes every shape."
         )
     channels, height, width = input_shape
     return channels, height, width
 
 
 def divides(groups: int, *channels: int) -> None:
-    """Raises unless GroupNorm can make so many groups of each number of channels."""
+    """Raises unless `groups` divides each number of channels, as GroupNorm needs."""
     _validate.count(groups=groups)
     if any(c % groups for c in channels):
         widths = ", ".join(map(str, sorted(set(channels))))

@@ -1,4 +1,9 @@
-"""The convolutional network of the DP-MacAdam paper."""
+"""The convolutional network of the DP-MacAdam paper.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 from torch import nn
 
@@ -14,15 +19,15 @@ def cnn(
     activation: str = "relu",
     pooling: str = "max",
 ) -> nn.Module:
-    """The 5-layer network with 582,346 parameters on which DP-MacAdam is evaluated with CIFAR-10.
+    """Builds the 5-layer network with 582,346 parameters that DP-MacAdam uses on CIFAR-10.
 
-    Convolutions 3x3 with bias and with padding that keeps the size, to 32, 64 and 64 channels, each with an
+    It has 3x3 convolutions with bias and size-preserving padding, to 32, 64 and 64 channels, each with an
     affine GroupNorm and an activation; 2x2 pooling after the first and the second; a hidden layer of 128
-    units, and the classifier.
+    units; and the classifier.
 
-    The paper says how many parameters there are, and nothing else. With five layers and widths that are
-    powers of 2 this is the only stack of such convolutions that has as many. The number says nothing of the
-    groups, the activation, the pooling and its places, nor of the order within a layer: these are choices.
+    The paper states only the number of parameters. This is the only stack of five such layers, with widths
+    that are powers of 2, that has this number. The number does not determine the groups, the activation, the
+    pooling and its places, or the order within a layer: these are our choices.
 
     Args:
         input_shape: `(channels, height, width)`, from 4x4 pixels.
@@ -47,7 +52,7 @@ def cnn(
     def pooled() -> list[nn.Module]:
         if pooling == "average":
             return [activate(), nn.AvgPool2d(2)]
-        return [nn.MaxPool2d(2), activate()]  # the same as the other way round, on a fourth of the values
+        return [nn.MaxPool2d(2), activate()]  # the same in either order, but on a quarter of the values
 
     return nn.Sequential(
         *convolution(channels, 32),

@@ -1,4 +1,9 @@
-"""Fully connected classifiers."""
+"""Fully connected classifiers.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
+"""
 
 from torch import nn
 
@@ -7,10 +12,10 @@ from adamas.models import _shapes
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 1000) -> nn.Module:
-    """One hidden layer with ReLU: on MNIST the 784-1000-10 network of the DP-MacAdam paper.
+    """Builds one hidden layer with ReLU: on MNIST, the 784-1000-10 network of the DP-MacAdam paper.
 
     Args:
-        input_shape: Shape of one example; its numbers are the inputs.
+        input_shape: Shape of one example, which is flattened.
         classes: Number of classes.
         hidden: Units in the hidden layer.
 
@@ -24,10 +29,10 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 1000) -> nn.Mo
 
 
 def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Multinomial logistic regression.
+    """Builds multinomial logistic regression.
 
     Args:
-        input_shape: Shape of one example; its numbers are the inputs.
+        input_shape: Shape of one example, which is flattened.
         classes: Number of classes.
     """
     return nn.Sequential(nn.Flatten(), nn.Linear(_shapes.flat(input_shape, classes), classes))

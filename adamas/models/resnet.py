@@ -1,4 +1,14 @@
-"""Residual networks for small images, with GroupNorm where the usual ones have BatchNorm."""
+"""Residual networks for small images, with GroupNorm instead of BatchNorm.
+
+References:
+    Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. "Deep Residual Learning for Image Recognition." CVPR
+    2016. arXiv:1512.03385.
+
+    Yuxin Wu, Kaiming He. "Group Normalization." ECCV 2018. arXiv:1803.08494.
+
+    Jin Liu, Yinbin Miao, Ning Xi, Junkang Liu. "DP-FedAdamW: An Efficient Optimizer for Differentially
+    Private Federated Large Models." CVPR 2026. arXiv:2602.19945.
+"""
 
 from collections.abc import Sequence
 
@@ -31,7 +41,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """Returns the sum of both branches."""
         h = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(h)) + self.short(x))
 
@@ -55,17 +65,17 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images `(n, channels, height, width)`."""
+        """Returns the logits of images `(n, channels, height, width)`."""
         h = self.blocks(F.relu(self.norm(self.conv(x))))
         logits: Tensor = self.classifier(h.mean((2, 3)))
         return logits
 
 
 def resnet18_gn(input_shape: tuple[int, ...], classes: int, *, groups: int = 2) -> nn.Module:
-    """ResNet-18 with GroupNorm of 2 groups, as in FedAdamW.
+    """Builds ResNet-18 with GroupNorm of 2 groups, as DP-FedAdamW uses it.
 
-    For small images: it begins with a 3x3 convolution of stride 1 and without pooling; four stages of two
-    blocks with 64, 128, 256 and 512 channels. Convolutions are drawn as torchvision draws them.
+    For small images: it starts with a 3x3 convolution of stride 1, without pooling, and has four stages of
+    two blocks with 64, 128, 256 and 512 channels. Convolutions are initialised as in torchvision.
 
     Args:
         input_shape: `(channels, height, width)`, from 8x8 pixels.
@@ -82,7 +92,7 @@ def resnet18_gn(input_shape: tuple[int, ...], classes: int, *, groups: int = 2) 
 
 
 def resnet8_gn(input_shape: tuple[int, ...], classes: int, *, width: int = 16, groups: int = 2) -> nn.Module:
-    """ResNet-8 with GroupNorm, for small machines: three stages of one block, otherwise as `resnet18_gn`.
+    """Builds ResNet-8 with GroupNorm, for small machines: `resnet18_gn` with three stages of one block.
 
     Args:
         input_shape: `(channels, height, width)`, from 4x4 pixels.

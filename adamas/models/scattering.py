@@ -1,8 +1,15 @@
-"""A linear classifier on wavelet features: nothing of them is learnt, so they cost no privacy.
+"""A linear classifier on fixed wavelet features, which are not learned and cost no privacy.
 
-The features are the scattering transform of order 2 (Bruna and Mallat, 2013): averages of the moduli of an
-image's wavelet coefficients. With small budgets, classifiers on them are hard to beat (Tramer and Boneh,
+The features are the scattering transform of order 2 (Bruna and Mallat, 2013): local averages of the moduli of
+an image's wavelet coefficients. At small budgets, classifiers on them are hard to beat (Tramèr and Boneh,
 2021).
+
+References:
+    Joan Bruna, Stéphane Mallat. "Invariant Scattering Convolution Networks." IEEE Transactions on Pattern
+    Analysis and Machine Intelligence, 2013. arXiv:1203.1513.
+
+    Florian Tramèr, Dan Boneh. "Differentially Private Learning Needs Better Features (or Much More Data)."
+    ICLR 2021. arXiv:2011.11660.
 """
 
 import math
@@ -16,21 +23,22 @@ from adamas import _validate
 from adamas.models import _shapes
 from adamas.models.staged import Staged
 
-_WIDTH = 0.8  # of the finest wavelet, in pixels
-_FREQUENCY = 3 * math.pi / 4  # its centre, in radians per pixel
+_WIDTH = 0.8  # width of the finest wavelet, in pixels
+_FREQUENCY = 3 * math.pi / 4  # its centre frequency, in radians per pixel
 
 
 class Scattering(nn.Module):
     """The scattering transform of images.
 
-    With J scales and L angles each channel has 1 + J L + L² J (J - 1) / 2 features at each place: averages
-    over about 2^J pixels of the channel itself; of the moduli of its coefficients in J L Morlet wavelets; and
-    of the moduli that coarser wavelets make of these. Places are 2^J pixels apart. Edges are reflected.
+    With J scales and L angles each channel has 1 + J L + L² J (J - 1) / 2 features at each place: averages,
+    over about 2^J pixels, of the channel itself; of the moduli of its coefficients for J L Morlet wavelets;
+    and of the moduli of the coefficients of these for coarser wavelets. Places are 2^J pixels apart. Images
+    are padded by reflection.
 
     Args:
         input_shape: `(channels, height, width)`; 2^scales divides height and width.
-        scales: J: each is twice as coarse as the one before.
-        angles: L: directions of the wavelets.
+        scales: J, the number of scales, each twice as coarse as the one before.
+        angles: L, the number of directions of the wavelets.
 
     Example:
         >>> features = Scattering((3, 32, 32))
@@ -65,7 +73,7 @@ class Scattering(nn.Module):
                 self.register_buffer(f"average{j}_{axis}", average.float(), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
-        """Images (n, *input_shape) -> features (n, *output_shape)."""
+        """Maps images (n, *input_shape) to features (n, *output_shape)."""
         image = F.pad(x, [self.margin] * 4, mode="reflect")
         first, second = [], []
         for j in range(self.scales):
@@ -77,7 +85,7 @@ class Scattering(nn.Module):
         return (torch.cat([self._average(image, 0).unsqueeze(2), *first, *second], 2).flatten(1, 2),)
 
     def _moduli(self, x: Tensor, scale: int, coarser: int) -> Tensor:
-        """|x * wavelet| for each angle, one axis more; from the grid of one scale to that of another."""
+        """Computes |x * wavelet| for each angle, on a new axis and on the grid of `coarser`."""
         wavelets = _low_frequencies(self.get_buffer(f"wavelets{coarser}"), x.shape[-2:])
         spectrum = torch.fft.fft2(x).unsqueeze(-3) * wavelets
         points: Tensor = torch.fft.ifft2(_folded(spectrum, 2 ** (coarser - scale)))
@@ -96,17 +104,17 @@ def scattering(
     angles: int = 8,
     groups: int = 27,
 ) -> Staged:
-    """A linear classifier on the scattering transform, normalised within each example.
+    """Builds a linear classifier on the scattering transform, normalised within each example.
 
-    The transform is `frozen`. GroupNorm without parameters and the linear layer are `trained`; its weights
-    start at 0.
+    The transform is `frozen`; GroupNorm without parameters and the linear layer, whose weights start at 0,
+    are `trained`.
 
     Args:
         input_shape: `(channels, height, width)`; 2^scales divides height and width.
         classes: Number of classes.
-        scales: Of the transform.
-        angles: Of the transform.
-        groups: Groups of the normalisation: a divisor of the number of features at a place.
+        scales: Scales of the transform.
+        angles: Angles of the transform.
+        groups: Groups of the normalisation; divides the number of features at a place.
 
     Example:
         >>> model = scattering((3, 32, 32), 10)
@@ -126,11 +134,11 @@ def scattering(
 
 
 def _morlet(grid: Sequence[int], scale: int, angle: float, slant: float) -> Tensor:
-    """The spectrum, which is real, of a wave in a Gaussian window, without its mean."""
+    """Returns the (real) spectrum of a wave in a Gaussian window, with mean 0."""
     width, frequency = math.ldexp(_WIDTH, scale), math.ldexp(_FREQUENCY, -scale)
     window = torch.zeros(*grid, dtype=torch.float64)
     wave = torch.zeros(*grid, dtype=torch.complex128)
-    for rows in range(-2, 3):  # the filter is periodic; what is further away is below the precision
+    for rows in range(-2, 3):  # the filter is periodic; terms further away vanish in float64
         for columns in range(-2, 3):
             y = (torch.arange(grid[0], dtype=torch.float64) + rows * grid[0]).unsqueeze(1)
             x = torch.arange(grid[1], dtype=torch.float64) + columns * grid[1]
@@ -145,7 +153,7 @@ def _morlet(grid: Sequence[int], scale: int, angle: float, slant: float) -> Tens
 
 
 def _averages(size: int, margin: int, spacing: int, width: float) -> Tensor:
-    """A matrix of Gaussian averages of points `spacing` pixels apart, around every margin-th pixel."""
+    """Returns the matrix that averages points `spacing` pixels apart around every margin-th pixel."""
     period = size + 2 * margin
     centres = torch.arange(margin, size + margin, margin, dtype=torch.float64)
     points = torch.arange(0, period, spacing, dtype=torch.float64)
@@ -154,7 +162,7 @@ def _averages(size: int, margin: int, spacing: int, width: float) -> Tensor:
 
 
 def _low_frequencies(spectrum: Tensor, size: Sequence[int]) -> Tensor:
-    """A spectrum on a coarser grid, without the frequencies that this does not have."""
+    """Restricts a spectrum to the frequencies of a coarser grid."""
     for axis, n in zip((-2, -1), size, strict=True):
         half = n // 2
         spectrum = torch.cat([spectrum.narrow(axis, 0, half), spectrum.narrow(axis, -half, half)], axis)
@@ -162,7 +170,7 @@ def _low_frequencies(spectrum: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _folded(spectrum: Tensor, factor: int) -> Tensor:
-    """The spectrum of every factor-th point."""
+    """Returns the spectrum of every factor-th point."""
     for axis in (-2, -1):
         parts = spectrum.chunk(factor, axis)
         spectrum = sum(parts[1:], parts[0])  # much faster than a sum over an axis

@@ -1,4 +1,4 @@
-"""Models in two stages, of which only the second trains."""
+"""Models in two stages, of which only the second is trained."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 class Staged(nn.Module):
-    """A frozen module, and a trained one on top of it: `trained(*frozen(x))`.
+    """A frozen module and a trained one on top of it: `trained(*frozen(x))`.
 
-    What the frozen one makes of an example does not change during training, so that it can be computed once
-    for all examples, and `trained` alone be trained on it. It depends on no other example: that keeps the
-    guarantee for each example.
+    The frozen module's output does not change during training, so it can be computed once for all examples,
+    and `trained` can be trained on it alone. The output of an example must not depend on other examples;
+    otherwise the guarantee for each example is lost.
 
     Args:
         frozen: Returns a tuple of tensors, each with the examples as its first axis. Its parameters are
@@ -35,11 +35,11 @@ class Staged(nn.Module):
         self.trained = trained
 
     def train(self, mode: bool = True) -> "Staged":
-        """Switches the trained part; the frozen one stays in evaluation mode."""
+        """Switches the mode of the trained part; the frozen part stays in evaluation mode."""
         super().train(mode)
         self.frozen.eval()
         return self
 
     def forward(self, x: Tensor) -> Any:
-        """The trained part's answer."""
+        """Returns the output of the trained part."""
         return self.trained(*self.frozen(x))

@@ -1,4 +1,9 @@
-"""The small convolutional network with which DP-SGD is usually shown on MNIST."""
+"""The small convolutional network that is commonly used with DP-SGD on MNIST.
+
+References:
+    Nicolas Papernot, Abhradeep Thakurta, Shuang Song, Steve Chien, Úlfar Erlingsson. "Tempered Sigmoid
+    Activations for Deep Learning with Differential Privacy." AAAI 2021. arXiv:2007.14191.
+"""
 
 import torch
 from torch import nn
@@ -7,15 +12,15 @@ from adamas.models import _shapes
 
 
 def tanh_cnn(input_shape: tuple[int, ...], classes: int, *, groups: int | None = None) -> nn.Module:
-    """Two convolutions and two linear layers with tanh, 26,010 parameters on MNIST (Papernot et al., 2021).
+    """Builds two convolutions and two linear layers with tanh: 26,010 parameters on MNIST.
 
-    Few parameters gather little noise, and activations that are bounded keep gradients short, so that it
-    needs less of a budget than a wide network.
+    Few parameters receive less noise in total, and bounded activations keep gradients short (Papernot et al.,
+    2021), so it needs a smaller budget than a wide network.
 
     Args:
         input_shape: `(channels, height, width)`, from 14x14 pixels.
         classes: Number of classes.
-        groups: Groups of a GroupNorm after each convolution: a divisor of 16. None for none of them.
+        groups: Groups of a GroupNorm after each convolution, a divisor of 16. None has no GroupNorm.
 
     Example:
         >>> sum(p.numel() for p in tanh_cnn((1, 28, 28), 10).parameters())

@@ -1,4 +1,14 @@
-"""The wide residual network of De et al. (2022), with standardised weights."""
+"""The wide residual network of De et al. (2022), with standardised weights.
+
+References:
+    Soham De, Leonard Berrada, Jamie Hayes, Samuel L. Smith, Borja Balle. "Unlocking High-Accuracy
+    Differentially Private Image Classification through Scale." 2022. arXiv:2204.13650.
+
+    Sergey Zagoruyko, Nikos Komodakis. "Wide Residual Networks." BMVC 2016. arXiv:1605.07146.
+
+    Siyuan Qiao, Huiyu Wang, Chenxi Liu, Wei Shen, Alan Yuille. "Micro-Batch Training with Batch-Channel
+    Normalization and Weight Standardization." 2019. arXiv:1903.10520.
+"""
 
 import math
 
@@ -13,18 +23,18 @@ from adamas.models import _shapes
 class StandardizedConv2d(nn.Module):
     r"""A convolution with standardised weights, and a gain and a bias for each channel.
 
-    A channel's weights :math:`w`, :math:`n` of them, have mean 0 and length 1 before the gain :math:`g`:
+    The :math:`n` weights :math:`w` of a channel have mean 0 and length 1 before the gain :math:`g`:
 
     .. math:: y = g \frac{w - \bar w}{\sqrt{\max(n\,\mathrm{var}(w),\ 10^{-4})}} * x + b
 
-    The gain multiplies what the convolution gives, and not its weights, which is the same: so the weights
-    that meet data are a function of one parameter, for which the fast engine has a closed form.
+    The gain multiplies the output of the convolution, not its weights, which gives the same result. So the
+    weights that meet data depend on one parameter only, for which the fast engine has a closed form.
 
     Args:
         before: Channels of the input.
         after: Channels of the output.
-        size: Height and width of the kernels, an odd number; the padding is half of it.
-        stride: Pixels from one place of the kernels to the next.
+        size: Height and width of the kernels, an odd number; the padding is size // 2.
+        stride: Stride.
     """
 
     def __init__(self, before: int, after: int, size: int, stride: int = 1) -> None:
@@ -36,7 +46,7 @@ class StandardizedConv2d(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(before * size * size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The channels of images `(n, before, height, width)`."""
+        """Returns the output channels of images `(n, before, height, width)`."""
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         length = (variance * self.weight[0].numel()).clamp(min=1e-4)
         weight = (self.weight - mean) * torch.rsqrt(length)
@@ -51,8 +61,7 @@ class WideBlock(nn.Module):
         after: Channels of the output.
         stride: Stride of the first convolution.
         groups: Groups of each GroupNorm.
-        first: Whether it begins a stage: then the input passes ReLU, GroupNorm and a 1x1 convolution of its
-            own before the sum.
+        first: Whether it starts a stage. If so, the shortcut has ReLU, GroupNorm and a 1x1 convolution.
     """
 
     def __init__(self, before: int, after: int, stride: int, groups: int, first: bool) -> None:
@@ -64,7 +73,7 @@ class WideBlock(nn.Module):
         self.short = StandardizedConv2d(before, after, 1, stride) if first else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """Returns the sum of both branches."""
         h = F.relu(x)
         if self.short_norm is not None and self.short is not None:
             x = self.short(self.short_norm(h))
@@ -91,7 +100,7 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images `(n, channels, height, width)`."""
+        """Returns the logits of images `(n, channels, height, width)`."""
         h = self.norm(F.relu(self.blocks(self.stem(x))))
         logits: Tensor = self.classifier(h.mean((2, 3)))
         return logits
@@ -100,20 +109,20 @@ class WideResNet(nn.Module):
 def wide_resnet(
     input_shape: tuple[int, ...], classes: int, *, depth: int = 16, width: int = 4, groups: int = 16
 ) -> nn.Module:
-    """WRN-16-4 with GroupNorm and weight standardisation (De et al., 2022).
+    """Builds WRN-16-4 with GroupNorm and weight standardisation (De et al., 2022).
 
-    A 3x3 convolution to 16 channels, then three stages with 64, 128 and 256 channels, of which the second and
-    the third halve the size, with two blocks each; the mean over all places, and the classifier. In each
-    block ReLU comes before the normalisation, as in the authors' code. Weights are drawn from N(0, 1/fan_in);
-    gains are 1 and biases 0.
+    It has a 3x3 convolution to 16 channels; three stages of two blocks, with 64, 128 and 256 channels, of
+    which the second and the third halve the size; the mean over all places; and the classifier. In each block
+    ReLU comes before the normalisation, as in the authors' code. Weights are drawn from N(0, 1/fan_in); gains
+    are 1 and biases 0.
 
-    Differs from the authors' code: strided convolutions pad a pixel on each side, and the classifier's
-    weights are drawn from the whole normal distribution, where the code cuts off its ends.
+    Differs from the authors' code: strided convolutions pad one pixel on each side, and the classifier's
+    weights are drawn from a normal distribution that is not truncated.
 
     Args:
         input_shape: `(channels, height, width)`, from 4x4 pixels.
         classes: Number of classes.
-        depth: 6k + 4 layers for k blocks in each stage.
+        depth: Number of layers, 6k + 4 for k blocks in each stage.
         width: Factor of the channels of all stages.
         groups: Groups of each GroupNorm: a divisor of 16.
 

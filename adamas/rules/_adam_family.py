@@ -12,7 +12,16 @@ r"""The arithmetic that Adam, AdamW and their bias-corrected forms share.
     \theta_t    &= (1 - \eta\lambda)\theta_{t-1} - \eta\,\hat m_t / D_t         \qquad (6)
 
 With a floor :math:`\gamma'` the buffer `v` holds :math:`v_t - \phi_t`, which follows (2) with
-:math:`\tilde g_t^2 - \mathrm{Var}(\tilde g_t)` in the place of :math:`\tilde g_t^2`.
+:math:`\tilde g_t^2 - \mathrm{Var}(\tilde g_t)` instead of :math:`\tilde g_t^2`.
+
+References:
+    Diederik P. Kingma, Jimmy Ba. "Adam: A Method for Stochastic Optimization." ICLR 2015. arXiv:1412.6980.
+
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
+
+    Jay Chooi, Kevin Cong, Russell Li, Lillian Sun. "DP-AdamW: Investigating Decoupled Weight Decay and Bias
+    Correction in Private Deep Learning." 2025. arXiv:2511.07843.
 """
 
 import functools
@@ -33,16 +42,16 @@ from adamas.theory import LEAST_FLOOR, automatic_floor, second_moment_deviation
 
 _EPS_PLACEMENTS = ("outside", "inside")
 
-# Values of each tensor between which the kernel's passes stay in the cache: 5 x 3 MB of float32.
+# Values per part, so that a part of all five tensors stays in the cache: 5 x 3 MB of float32.
 _PART = 3 << 18
 
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 class AdamFamily(Rule):
-    """A group with a `floor` has the noise's share subtracted; one without is plain Adam."""
+    """Adam. In a group with a `floor`, the noise's share of the second moment is subtracted."""
 
-    _scratch: Tensor | None = None  # kept from step to step, no part of the state
+    _scratch: Tensor | None = None  # reused from step to step, not part of the state
 
     def moments(self, p: Tensor) -> Moments | None:
         """See `Rule.moments`."""
@@ -85,7 +94,7 @@ class AdamFamily(Rule):
     def _corrected(
         self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
-        """Equations (1), (2), (5) right and (6)."""
+        """Computes (1), (2), the right form of (5), and (6)."""
         fast = []
         for p in params:
             if _is_compiled(p, noise_variance[p], self.state[p]):
@@ -112,9 +121,9 @@ class AdamFamily(Rule):
             increment_version(fast)
 
     def _step_fused(self, p: Tensor, variance: Value, group: Options) -> None:
-        """By torch's kernel that has a running maximum (AMSGrad).
+        """Steps with torch's AMSGrad kernel, whose running maximum starts from the floor at every step.
 
-        The maximum starts from the floor at every step. What (2) lacks is subtracted before.
+        The noise variance that (2) does not subtract is subtracted before.
         """
         b2, step, phi = group["betas"][1], self.state[p]["step"], self.state[p]["phi"]
         deviation, least = _scaled_floor(group, step)
@@ -145,7 +154,7 @@ class AdamFamily(Rule):
     def _update(
         self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
-        """Equations (1), (2) and (4) to (6) in place, for what the kernels do not take."""
+        """Computes (1), (2) and (4) to (6) in place, for parameters that no kernel serves."""
         b1, b2 = group["betas"]
         m, v, step = state["m"], state["v"], state["step"]
         g = gradient.to(m.dtype)
@@ -161,7 +170,7 @@ class AdamFamily(Rule):
 
 
 def _started(state: State, p: Tensor) -> dict[str, Any]:
-    """The state of a parameter, at the first step a new one."""
+    """Returns the state of a parameter, and fills it at the first step."""
     if not state:
         dtype = accumulation_dtype(p.dtype)
         state["step"] = 0
@@ -172,7 +181,7 @@ def _started(state: State, p: Tensor) -> dict[str, Any]:
 
 
 def _average(state: State, variance: Value, group: Options) -> None:
-    """Equation (3). Where nothing is subtracted, a variance per coordinate is followed in its mean."""
+    """Computes (3). If nothing is subtracted, a variance per coordinate is averaged to one number."""
     phi, b2 = state["phi"], group["betas"][1]
     if group.get("floor") is None and isinstance(variance, Tensor):
         variance = float(variance.mean()) if variance.numel() else 0.0
@@ -185,12 +194,12 @@ def _average(state: State, variance: Value, group: Options) -> None:
 
 
 def _correction(group: Options) -> float:
-    """Which multiple of the noise's share is subtracted; 1 unless `AdamBC` is asked for another."""
+    """Returns the multiple of the noise variance to subtract; 1 unless an `AdamBC` has another."""
     return float(group.get("correction", 1.0))
 
 
 def _floor(group: Options, phi_hat: Value, step: int) -> Value | None:
-    """The floor of a step."""
+    """Returns the floor of a step; None if nothing is subtracted."""
     floor: Value | None = group.get("floor")
     if group.get("floor") == "auto":
         return automatic_floor(step, phi_hat, group["betas"][1])
@@ -198,7 +207,7 @@ def _floor(group: Options, phi_hat: Value, step: int) -> Value | None:
 
 
 def _scaled_floor(group: Options, step: int) -> tuple[float, float]:
-    r"""The floor times :math:`1-\beta_2^t`: a multiple of the average (3), and the least that it may be."""
+    r"""Returns the floor times :math:`1-\beta_2^t`, as a multiple of the average (3) and a lower bound."""
     b2 = group["betas"][1]
     rest = 1 - b2**step
     if group["floor"] == "auto":
@@ -208,20 +217,20 @@ def _scaled_floor(group: Options, step: int) -> tuple[float, float]:
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """The module that steps in one pass, if Numba is there; it takes a second, at the first step."""
+    """Returns the compiled step if Numba works. Imported at the first step, since that takes a second."""
     from adamas.rules import _adam_kernel
 
     return _adam_kernel if _adam_kernel.available() else None
 
 
 def _is_compiled(p: Tensor, variance: Value, state: State) -> bool:
-    """Whether there is a compiled step for a parameter of which torch's kernel would be used."""
+    """Tells whether the compiled step serves a parameter that torch's kernel serves."""
     others = [t for t in (variance, state["phi"]) if isinstance(t, Tensor)]
-    return len(others) != 1 and has_loop(p, *others)  # one: a variance that changes its kind
+    return len(others) != 1 and has_loop(p, *others)  # 1 if the variance changed between number and tensor
 
 
 def has_loop(*tensors: Tensor) -> bool:
-    """Whether compiled loops can run over some tensors of one shape."""
+    """Tells whether compiled loops can run over these tensors."""
     return (
         all(
             t.device.type == "cpu"
@@ -236,7 +245,7 @@ def has_loop(*tensors: Tensor) -> bool:
 
 
 def _denominator(v_hat: Tensor, floor: Value | None, group: Options) -> Tensor:
-    """Equation (5), in place, of a second moment from which the noise's share was subtracted or not."""
+    """Computes (5) in place; with a floor, the noise's share is already subtracted from `v_hat`."""
     if floor is not None:
         return v_hat.clamp_(min=floor).sqrt_()
     if group["eps_placement"] == "inside":
@@ -245,7 +254,7 @@ def _denominator(v_hat: Tensor, floor: Value | None, group: Options) -> Tensor:
 
 
 def _has_kernel(p: Tensor, state: State, group: Options) -> bool:
-    """Whether torch's fused Adam can be used."""
+    """Tells whether torch's fused Adam serves this parameter."""
     return (
         p.grad is not None
         and p.grad.dtype == state["m"].dtype == p.dtype
@@ -258,7 +267,7 @@ def _has_kernel(p: Tensor, state: State, group: Options) -> bool:
 
 
 def _fused(buffers: list[list[Tensor]], maxima: list[Tensor], group: Options, step: int, eps: float) -> None:
-    """The kernel of `torch.optim.AdamW(fused=True)` on parameters, gradients, first and second moments."""
+    """Runs the kernel of `torch.optim.AdamW(fused=True)` on parameters, gradients and both moments."""
     b1, b2 = group["betas"]
     params, gradients, ms, vs = map(list, zip(*buffers, strict=True))
     torch._fused_adamw_(
@@ -283,19 +292,19 @@ def _part(value: Value, part: slice) -> Value:
 
 
 def check_common(options: Options) -> None:
-    """Raises unless the hyperparameters that all of the family have make sense."""
+    """Raises unless the hyperparameters common to the family are valid."""
     _validate.non_negative(lr=options["lr"], weight_decay=options["weight_decay"])
     _validate.decays(betas=options["betas"])
 
 
 def check_eps(options: Options) -> None:
-    """Raises unless the hyperparameters of equation (5), left, make sense."""
+    """Raises unless the hyperparameters of the left form of (5) are valid."""
     _validate.non_negative(eps=options["eps"])
     _validate.one_of(_EPS_PLACEMENTS, eps_placement=options["eps_placement"])
 
 
 def check_floor(options: Options) -> None:
-    """Raises unless the hyperparameter of equation (5), right, makes sense."""
+    """Raises unless the floor of the right form of (5) is valid."""
     floor = options["floor"]
     if isinstance(floor, str):
         if floor != "auto":

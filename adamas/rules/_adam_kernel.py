@@ -1,7 +1,7 @@
-"""Steps of the corrected Adam and of MacAdam's spread in one pass over memory, compiled by Numba.
+"""The corrected Adam step and MacAdam's spread in one pass over memory, compiled by Numba.
 
-They are for float32 on a CPU. The equations are those of `adamas.rules._adam_family` and `_macadam_family`,
-where torch takes more passes for them; the results are equal but for the last bits.
+For float32 on a CPU. The equations are those of `adamas.rules._adam_family` and `_macadam_family`, for which
+torch needs several passes. Results differ from torch's only in the last bits.
 """
 
 import functools
@@ -13,7 +13,7 @@ from adamas._numerics.compiled import Array, compiled, numba
 from adamas._numerics.threads import Call, share_out
 from adamas.geometry import Value
 
-# Values that are worth another thread.
+# Fewest values for which another thread pays off.
 _LEAST_SHARE = 1 << 15
 
 
@@ -23,7 +23,7 @@ def _flat(
     c2: np.float32, noise: np.float32, floor: np.float32, decay: np.float32, rate: np.float32, start: int,
     stop: int,
 ) -> None:  # fmt: skip
-    """One variance and one floor for all coordinates; c is 1 - b."""
+    """Steps with one variance and one floor for all coordinates; c is 1 - b."""
     part = slice(start, stop)
     theta, g, m, v = theta[part], g[part], m[part], v[part]
     for i in range(len(theta)):
@@ -40,7 +40,7 @@ def _by_coordinate(
     b2: np.float32, c2: np.float32, deviation: np.float32, least: np.float32, decay: np.float32,
     rate: np.float32, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """A variance for each coordinate, and a floor of `deviation` times its average, or `least`."""
+    """Steps with a variance per coordinate; the floor is `deviation` times its average, or `least`."""
     part = slice(start, stop)
     theta, g, m, v, noise, phi = theta[part], g[part], m[part], v[part], noise[part], phi[part]
     for i in range(len(theta)):
@@ -59,7 +59,7 @@ def _spread(
     c1: np.float32, inverse: np.float32, current: np.float32, h1: np.float32, h2: np.float32, start: int,
     stop: int,
 ) -> None:  # fmt: skip
-    """MacAdam's estimate of the spread; `hat` is what makes m to m-hat, `inverse` is 1/kappa."""
+    """Updates MacAdam's estimate of the spread; `hat` is the factor from m to m-hat, `inverse` is 1/kappa."""
     part = slice(start, stop)
     g, m, s, std, noise = g[part], m[part], s[part], std[part], noise[part]
     for i in range(len(g)):
@@ -75,13 +75,13 @@ def _spread(
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels can be used; the first call compiles them, or reads them from Numba's cache."""
+    """Tells whether the kernels work; the first call compiles them or reads them from Numba's cache."""
     try:
         f, i = numba.float32, numba.int64
         _flat.compile((*[f[::1]] * 4, *[f] * 8, i, i))
         _by_coordinate.compile((*[f[::1]] * 6, *[f] * 8, i, i))
         _spread.compile((*[f[::1]] * 5, *[f] * 7, i, i))
-    except Exception:  # whatever it is, the step can be made without
+    except Exception:  # whatever it is, torch can make the step
         return False
     return True
 
@@ -96,17 +96,17 @@ def call(
     decay: float,
     rate: float,
 ) -> Call:
-    """Equations (1), (2), (5) right and (6), to be made by `share_out`.
+    """Prepares a call for (1), (2), the right form of (5), and (6), to be run by `make`.
 
     Args:
         buffers: Parameters, gradient, first and second moment, flat.
         noise: The variance of the noise.
         phi: Its average (3), after this step.
         betas: Decays.
-        deviation: What phi is multiplied by to become the floor under v - phi.
-        least: The least floor.
-        decay: What the parameters are multiplied by.
-        rate: What the quotient of m and the root is multiplied by.
+        deviation: Factor of phi that gives the floor of v - phi.
+        least: Lower bound on the floor.
+        decay: Factor of the parameters.
+        rate: Factor of the quotient of m and the root.
     """
     arrays = [t.numpy() for t in buffers]
     b1, b2 = betas
@@ -123,12 +123,12 @@ def call(
 
 
 def spread(buffers: list[Tensor], numbers: list[float]) -> Call:
-    """Equations (7) to (10) of MacAdam: gradient, m, s, std and noise, flat, and the numbers of `_spread`."""
+    """Prepares a call for (7) to (10) of MacAdam, on flat gradient, m, s, std and noise."""
     arrays = [t.numpy() for t in buffers]
     return _spread, (*arrays, *map(np.float32, numbers)), len(arrays[0])
 
 
 def make(calls: list[Call]) -> None:
-    """Makes the calls, with all threads."""
+    """Runs the calls on all threads, and waits for them."""
     for other in share_out(calls, _LEAST_SHARE):
         other.result()

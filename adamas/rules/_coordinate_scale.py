@@ -1,9 +1,13 @@
-r"""The scale that AdaClip and MacAdam clip in: each coordinate's share of the noise.
+r"""The clipping scale of AdaClip and MacAdam: how the noise is shared among the coordinates.
 
 .. math:: b_j = \sqrt{\varsigma_j}\,\sqrt{\textstyle\sum_k \varsigma_k}
 
-minimises the noise that is added for estimated standard deviations :math:`\varsigma` of the gradient's
-coordinates (Pichapati et al., 2019, Theorem 2). The sum runs over all parameters of a model.
+minimises the added noise, given estimated standard deviations :math:`\varsigma` of the coordinates of the
+gradient (Pichapati et al., 2019, Theorem 2). The sum runs over all parameters of a model.
+
+References:
+    Venkatadheeraj Pichapati, Ananda Theertha Suresh, Felix X. Yu, Sashank J. Reddi, Sanjiv Kumar. "AdaCliP:
+    Adaptive Clipping for Private SGD." 2019. arXiv:1908.07643.
 """
 
 import math
@@ -18,14 +22,14 @@ from adamas import _validate
 from adamas.geometry import Geometry, Value
 from adamas.rules.base import Options, Params, Rule, State
 
-# Values of each tensor that one pass of an update holds in the cache.
+# Values of each tensor that fit in the cache during one pass of an update.
 _PART = 1 << 20
 
 
 class CoordinateScale(Rule):
-    """A rule whose state holds `std`, and `std_sum` in float64, for each parameter that has made a step.
+    """A rule that keeps `std`, and `std_sum` in float64, for each parameter once it has made a step.
 
-    The parameters of a rule are the model's: the sum runs over all of its groups.
+    The rule must hold all parameters of the model: the sum runs over all groups.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -33,12 +37,12 @@ class CoordinateScale(Rule):
         self._total = 0.0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied or loaded rule sums anew."""
+        """Restores a rule; a copied or loaded one recomputes its sum."""
         super().__setstate__(state)
         self._total = 0.0
 
     def geometry(self) -> Geometry:
-        """Centre and scale of the next step, from the releases so far."""
+        """Returns centre and scale of the next step, from the releases so far."""
         std_total = self._std_total()
         center: dict[Tensor, Value] = {}
         scale: dict[Tensor, Value] = {}
@@ -54,15 +58,15 @@ class CoordinateScale(Rule):
 
     @abstractmethod
     def _center(self, state: State, group: Options) -> Tensor:
-        """The centre of a parameter that has made a step."""
+        """Returns the centre of a parameter that has made a step."""
 
     @abstractmethod
     def _first_std(self, group: Options) -> float:
-        """What a parameter without a step counts for in the sum, per coordinate."""
+        """Returns the standard deviation assumed for each coordinate of a parameter before its first step."""
 
     @abstractmethod
     def _first_scale(self, group: Options, std_total: float) -> float:
-        """The scale of a parameter that has made no step."""
+        """Returns the scale of a parameter before its first step."""
 
     def _before_update(self) -> None:
         self._total = self._std_total()
@@ -75,7 +79,7 @@ class CoordinateScale(Rule):
         return result
 
     def _std_total(self) -> float:
-        """The sum of the standard deviations over all coordinates of all parameters, in float64."""
+        """Sums the standard deviations over all coordinates of all parameters, in float64."""
         return math.fsum(
             self.state[p]["std_sum"] if self.state.get(p) else p.numel() * self._first_std(group)
             for group in self.param_groups
@@ -88,7 +92,7 @@ class CoordinateScale(Rule):
 
 
 def cached_parts(*values: Value) -> Iterator[tuple[Any, ...]]:
-    """Parts of tensors of one shape that stay in the cache between operations; numbers go with them."""
+    """Yields matching parts of tensors of one shape that fit in the cache; numbers stay as they are."""
     tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
     if not tensors or not all(t.is_contiguous() for t in tensors):
         yield values
@@ -99,7 +103,7 @@ def cached_parts(*values: Value) -> Iterator[tuple[Any, ...]]:
 
 
 def check_bounds(options: Options) -> None:
-    """Raises unless the bounds of a variance, and the first scale, make sense."""
+    """Raises unless the variance bounds and the first scale are valid."""
     h1, h2, b0 = options["h1"], options["h2"], options["b0"]
     _validate.positive(h1=h1, h2=h2)
     if h1 < torch.finfo(torch.float32).tiny:

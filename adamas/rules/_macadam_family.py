@@ -8,9 +8,13 @@ r"""DP-MacAdam's clipping geometry, driven by Adam's own moments.
     b_t       &= \hat s_t^{1/4}\,\big(\textstyle\sum_j \hat s_{t,j}^{1/2}\big)^{1/2}      \qquad (11)
 
 The next step clips around :math:`\hat m_t` at the scale :math:`b_t`. :math:`e_t` and :math:`\kappa_t` are
-`adamas.theory.macadam_excess` and `macadam_kappa`: what an independent gradient of variance 1 adds to
-:math:`u_t`, and to :math:`s_t`. (9) is exact for a scale that stays, and near for one that moves: the
-noise in :math:`\hat m_t` is taken at the current scale.
+`adamas.theory.macadam_excess` and `macadam_kappa`: the means of :math:`u_t` and :math:`s_t` for independent
+gradients of variance 1. (9) is exact while the scale is constant and an approximation when it changes, since
+it takes the noise in :math:`\hat m_t` at the current scale.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 import math
@@ -32,7 +36,7 @@ _NOISE_CORRECTIONS = ("tracked", "paper")
 
 
 class MacAdamFamily(AdamFamily, CoordinateScale):
-    """Adam that clips where its own moments say. Buffers: m, v, s - n and the root of s-hat."""
+    """Adam that clips around its own moments. Buffers: m, v, s - n and the root of s-hat."""
 
     def _center(self, state: State, group: Options) -> Tensor:
         m_hat: Tensor = state["m"] / (1 - group["betas"][0] ** state["step"])
@@ -48,7 +52,7 @@ class MacAdamFamily(AdamFamily, CoordinateScale):
         self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
         subtracted = noise_variance
-        if group.get("phi") == "paper":  # the variance before the scale was multiplied back
+        if group.get("phi") == "paper":  # the variance before rescaling
             subtracted = {p: noise_variance[p] / self._squared_scale(p, group) for p in params}
         super()._update_group(params, subtracted, group)
         for p in params:
@@ -61,7 +65,7 @@ class MacAdamFamily(AdamFamily, CoordinateScale):
 
 
 def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> None:
-    """Equations (7) to (10). `s` holds s - n where the noise is tracked."""
+    """Computes (7) to (10). `s` holds s - n if the noise is tracked."""
     beta, t, m = group["betas"][0], state["step"], state["m"]
     if "s" not in state:
         state["s"], state["std"] = torch.zeros_like(m), torch.empty_like(m)
@@ -73,7 +77,7 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
     buffers = [x for x in (gradient, m, state["s"], state["std"], variance) if isinstance(x, Tensor)]
     loops = kernel() if t > 1 and len(buffers) == 5 and has_loop(*buffers) else None
     if loops is not None:
-        noise = (excess, 0.0) if tracked else (0.0, 1.0)  # what is subtracted before (8), and after
+        noise = (excess, 0.0) if tracked else (0.0, 1.0)  # subtracted before and after (8)
         numbers = [1 / (1 - beta**t), noise[0], 1 - beta, 1 / kappa, noise[1], group["h1"], group["h2"]]
         loops.make([loops.spread([x.view(-1) for x in buffers], numbers)])
         state["std_sum"] = total(state["std"])
@@ -84,7 +88,7 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
         if tracked:
             u.sub_(var, alpha=excess)  # (9)
         s.lerp_(u, 1 - beta)  # (8)
-        if t == 1:  # u and kappa are 0: nothing is known yet
+        if t == 1:  # u and kappa are 0: no estimate yet
             std.fill_(group["h1"])
         else:
             torch.div(s, kappa, out=std)
@@ -96,12 +100,12 @@ def _follow(gradient: Tensor, variance: Value, group: Options, state: State) -> 
 
 
 def check_estimates(options: Options) -> None:
-    """Raises unless the choices of (9) and (10) are known ones, and there is a spread to estimate."""
+    """Raises unless the options of (9) and (10) are valid and betas[0] leaves a spread to estimate."""
     _validate.probability(**{"betas[0]": options["betas"][0]})
     _validate.one_of(_KINDS, kappa=options["kappa"])
     _validate.one_of(_NOISE_CORRECTIONS, noise_correction=options["noise_correction"])
 
 
 def check_phi(options: Options) -> None:
-    """Raises unless the choice of the subtracted variance is a known one."""
+    """Raises unless `phi` is valid."""
     _validate.one_of(_KINDS, phi=options["phi"])

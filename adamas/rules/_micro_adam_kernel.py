@@ -1,9 +1,9 @@
-"""A step of MicroAdam in one pass over memory, compiled by Numba where it is installed.
+"""A step of MicroAdam in one pass over memory, compiled by Numba where it works.
 
-It is for 4-bit errors with rounding to the nearest, the scope "block" and float32 on a CPU. The operations
-are those of `adamas.rules.micro_adam` in the same order, each rounded to float32, so that the results are
-equal bit for bit and a state can go on with or without Numba. Blocks are independent of one another: threads
-share them out, and their number does not show in the results either.
+For 4-bit errors with rounding to nearest, the scope "block" and float32 on a CPU. The operations are those of
+`adamas.rules._micro_adam_step` in the same order, each rounded to float32. So the results are equal bit for
+bit, and a state continues with or without Numba. Blocks are independent and shared among threads, whose
+number does not change the results.
 """
 
 import functools
@@ -17,10 +17,10 @@ from torch import Tensor
 from adamas._numerics.compiled import Array, compiled, numba
 from adamas._numerics.threads import share_out
 
-# The bits of float32 numbers; as integers, those of magnitudes are in the order of the magnitudes.
+# Bits of float32 numbers. Bits of magnitudes, read as integers, sort like the magnitudes.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
-_NAN = np.int32(0x7F800001)  # all NaN count as this one, the largest magnitude
+_NAN = np.int32(0x7F800001)  # stands for every NaN, as the largest magnitude
 _MINUS_INFINITY = np.int32(-0x7F800001)  # its key, see `_key`
 
 _TINY = np.finfo(np.float32).tiny
@@ -29,13 +29,13 @@ _HALF = np.float32(0.5)
 _LARGEST = np.float32(15)
 _ZERO = np.float32(0)
 
-# Blocks that are worth another thread: they take longer than to wake it.
+# Fewest blocks for which another thread pays off: they take longer than waking it.
 _LEAST_SHARE = 4
 
 
 @compiled
 def _decode(codes: Array, low: np.float32, high: np.float32, g: Array, out: Array) -> None:
-    """The values of a bucket plus `g`, which may be shorter."""
+    """Writes the values of a bucket plus `g`, which may be shorter, to `out`."""
     unit = (high - low) / _LARGEST
     n, half = len(g), len(codes)
     first = min(n, half)
@@ -48,13 +48,13 @@ def _decode(codes: Array, low: np.float32, high: np.float32, g: Array, out: Arra
 
 @compiled
 def _key(bits: np.int32) -> np.int32:
-    """Integers in the order of the floats that have these bits; its own inverse."""
+    """Maps the bits of floats to integers that sort like the floats; its own inverse."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & _MAGNITUDE))
 
 
 @compiled
 def _encode(values: Array, bits: Array, codes: Array, two: Array, two_bits: Array) -> None:
-    """Writes the codes of a bucket, and its bounds into `two`; both pairs share their memory."""
+    """Writes the codes of a bucket, and its bounds to `two`, whose memory `two_bits` shares."""
     least = largest = _key(bits[0])
     for i in range(len(bits)):
         key = _key(bits[i])
@@ -82,7 +82,7 @@ def _encode(values: Array, bits: Array, codes: Array, two: Array, two_bits: Arra
 
 @compiled
 def _bfloat16(bits: np.int32) -> np.uint16:
-    """The bits of the nearest bfloat16 number, of two equally near the even one."""
+    """Returns the bits of the nearest bfloat16 number; ties go to the even one."""
     wide = np.int64(bits) & 0xFFFFFFFF
     if (wide & _MAGNITUDE) > _INFINITY:
         return np.uint16(0x7FC0)
@@ -91,9 +91,9 @@ def _bfloat16(bits: np.int32) -> np.uint16:
 
 @compiled
 def _candidates(bits: Array, least: np.int32, out: Array, flags: Array, words: Array) -> int:
-    """Writes where the magnitudes are at least as large, in order; their number.
+    """Writes the places of magnitudes of at least `least` to `out`, in order; returns their number.
 
-    `flags` has room for a byte per entry, and `words` is the same memory in words of 8, most of them 0.
+    `flags` has a byte per entry; `words` is the same memory in words of 8 bytes, most of which are 0.
     """
     n = len(bits)
     for i in range(n):
@@ -111,7 +111,7 @@ def _candidates(bits: Array, least: np.int32, out: Array, flags: Array, words: A
 
 @compiled
 def _kth_largest(keys: Array, n: int, k: int, bins: Array) -> tuple[np.int32, int]:
-    """The k-th largest of n keys, and how many of those equal to it are among the k; uses up the keys."""
+    """Returns the k-th largest of n keys, and how many equal keys are among the k; overwrites the keys."""
     for shift in (24, 16, 8, 0):
         bins[:] = 0
         for i in range(n):
@@ -140,9 +140,9 @@ def _select(
     flags: Array,
     words: Array,
 ) -> np.int32:
-    """Brings the places of the k largest magnitudes to the front of `places`, in order; the k-th.
+    """Moves the places of the k largest magnitudes to the front of `places`, in order; returns the k-th.
 
-    Of equal ones the first are taken. Few entries are looked at if there are k above the threshold.
+    Ties go to the first entry. If at least k entries pass the threshold, only those are compared.
     """
     n = _candidates(bits, min(threshold, _NAN), places, flags, words)
     if n < k:
@@ -171,7 +171,7 @@ def _step_blocks(
     threshold: Array, b1: Array, b2: Array, window: int, size: int, length: int, k: int, last: int, row: int,
     margin: np.float32, decay: np.float32, eps: np.float32, rate: np.float32, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """`step` for the blocks from `start` to `stop`."""
+    """Runs `step` for the blocks from `start` to `stop`."""
     room = -(-length // size) * size
     a, z1, z2 = np.empty(room, np.float32), np.zeros(length, np.float32), np.zeros(length, np.float32)
     places, keys, bins = np.empty(length, np.int32), np.empty(length, np.int32), np.empty(256, np.int32)
@@ -202,7 +202,7 @@ def _step_blocks(
             values[newest + j] = _bfloat16(bits[place])
             a[place] = _ZERO
 
-        a[entries : buckets * size] = a[entries - 1]  # does not change the bounds of the last bucket
+        a[entries : buckets * size] = a[entries - 1]  # padding that keeps the bounds of the last bucket
         for i in range(buckets):  # (3)
             part = slice(i * size, (i + 1) * size)
             _encode(a[part], bits[part], codes[bucket + i], two, two_bits)
@@ -221,7 +221,7 @@ def _step_blocks(
                 z1[place] += v[j] * b1[r]
                 z2[place] += (v[j] * v[j]) * b2[r]
         moved, first, second = theta[begin:end], z1[:entries], z2[:entries]
-        for i in range(entries):  # (5) and (6); to pick out the places takes longer than to go over all
+        for i in range(entries):  # (5) and (6); visiting all entries is faster than gathering
             moved[i] = moved[i] * decay - first[i] / (np.sqrt(second[i]) + eps) * rate
         first[:] = _ZERO
         second[:] = _ZERO
@@ -229,12 +229,12 @@ def _step_blocks(
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernel can be used; the first call compiles it, or reads it from Numba's cache."""
+    """Tells whether the kernel works; the first call compiles it or reads it from Numba's cache."""
     try:
         f, i = numba.float32, numba.int64
         state = (numba.uint8[:, ::1], f[::1], f[::1], numba.int16[::1], numba.uint16[::1], f[::1])
         _step_blocks.compile((f[::1], f[::1], *state, f[::1], f[::1], *[i] * 6, *[f] * 4, i, i))
-    except Exception:  # whatever it is, the step can be made without
+    except Exception:  # whatever it is, torch can make the step
         return False
     return True
 
@@ -251,21 +251,21 @@ def step(
     eps: float,
     rate: float,
 ) -> "list[Future[None]]":
-    """Equations (1) to (6) of `adamas.rules.micro_adam` for a flat tensor.
+    """Computes (1) to (6) of `adamas.rules.micro_adam` for a flat tensor.
 
-    The calling thread does its share and does not wait for those of others, which are returned.
+    The calling thread does its share and returns those of the other threads without waiting.
 
     Args:
         theta: Parameters.
         g: Gradient.
-        state: The state of the parameter, with the number of this step.
-        weights: Those of the rows of the window in (4).
+        state: State of the parameter, with the number of this step.
+        weights: Weights of the window rows in (4).
         length: Entries of a block; buckets do not cross its borders.
-        selected: How many entries of a block are selected, and of the last block of the tensor.
-        margin: What the least selected magnitude is multiplied by to become the next threshold.
-        decay: What theta is multiplied by.
-        eps: What is added to the root of the second sum.
-        rate: What the quotient of the two is multiplied by.
+        selected: How many entries are selected in each block, and in the last block.
+        margin: Factor from the smallest selected magnitude to the next threshold.
+        decay: Factor of theta.
+        eps: Added to the root of the second sum.
+        rate: Factor of the quotient of the two.
     """
     window, step = len(weights[0]), state["step"]
     filled = min(step, window)

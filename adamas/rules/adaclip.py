@@ -10,7 +10,11 @@ r"""AdaClip (Pichapati et al., 2019): clipping around a running mean, at a scale
                    - \mathrm{Var}(\tilde g_t)\big)                                         \qquad (5) \\
     s^2_{t+1}   &= \beta_2 s^2_t + (1-\beta_2) u_t                                         \qquad (6)
 
-(2) happens at the door, in the geometry that the rule offers.
+The door computes (2), in the geometry that the rule returns.
+
+References:
+    Venkatadheeraj Pichapati, Ananda Theertha Suresh, Felix X. Yu, Sashank J. Reddi, Sanjiv Kumar. "AdaCliP:
+    Adaptive Clipping for Private SGD." 2019. arXiv:1908.07643.
 """
 
 import math
@@ -26,7 +30,7 @@ from adamas.rules.base import Options, Params, State
 
 
 class AdaClip(CoordinateScale):
-    r"""DP-SGD that clips each coordinate in proportion to how much it varies.
+    r"""DP-SGD that scales the clipping of each coordinate by how much the coordinate varies.
 
     Not the quantile method (Andrew et al., 2021) that Opacus calls AdaClip.
 
@@ -34,19 +38,18 @@ class AdaClip(CoordinateScale):
     scale per coordinate, which all have; two buffers per parameter.
 
     Args:
-        params: Parameters, named parameters or groups; all of a model, since the scale's sum runs over them.
+        params: All parameters of a model, named or in groups: the scale sums over them.
         lr: Learning rate, eta.
         betas: Decays of the mean and of the variance.
-        h1: The least variance of a coordinate.
-        h2: The largest.
-        b0: The first scale; None takes (1) with :math:`s^2 = \sqrt{h_1 h_2}`, the geometric mean.
+        h1: Lower bound on the variance of a coordinate.
+        h2: Upper bound.
+        b0: First scale; None takes (1) with :math:`s^2 = \sqrt{h_1 h_2}`, the geometric mean.
 
-    The clip norm of a run multiplies (1); the paper's is 1. The release is a mean of B examples, so that
-    s estimates the deviation of the mean, about :math:`\sqrt B` less than an example's, and most examples
-    are clipped. That is the published method.
+    The clip norm of a run multiplies (1); the paper's is 1. A release is a mean of B examples, so s estimates
+    the deviation of the mean, which is about :math:`\sqrt B` times smaller than that of an example, and most
+    examples are clipped. This is the published method.
 
-    Differs from the paper: the noise of a batch's mean is subtracted in (5), where the original has
-    B = 1.
+    Differs from the paper: (5) subtracts the noise of a batch mean; the original has B = 1.
 
     Example:
         >>> import torch

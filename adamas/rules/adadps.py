@@ -5,8 +5,12 @@ r"""AdaDPS (Li et al., 2022): a preconditioner from public data or side informat
     w_t        &= \Big(\sum_i \mathrm{clip}_C(g_i / A) + N(0, \sigma^2 C^2 I)\Big)\Big/B    \qquad (2) \\
     \theta_t   &= \theta_{t-1} - \eta\, w_t                                                 \qquad (3)
 
-:math:`h` are gradients on public data. (2) happens at the door, in the geometry that the rule offers: centre
+:math:`h` are gradients on public data. The door computes (2), in the geometry that the rule returns: centre
 0, scale A times the clip norm. The release is :math:`A w_t`.
+
+References:
+    Tian Li, Manzil Zaheer, Sashank J. Reddi, Virginia Smith. "Private Adaptive Optimization with Side
+    Information." ICML 2022. arXiv:2202.05963.
 """
 
 from collections.abc import Mapping
@@ -22,19 +26,19 @@ from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class AdaDPS(Rule):
-    r"""DP-SGD in coordinates that public knowledge has made alike.
+    r"""DP-SGD preconditioned with public data or side information.
 
-    Privacy: the scale depends on public values only, if what is given as public is. Needs: an engine with
-    a scale per coordinate, which all have; one buffer per parameter, two with `momentum`.
+    Privacy: the scale depends on public values only, provided that the inputs are public. Needs: an engine
+    with a scale per coordinate, which all have; one buffer per parameter, two with `momentum`.
 
     Args:
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         decay: rho, of the public gradients' squares.
         eps: epsilon, inside the root.
-        momentum: mu of a buffer :math:`b_t = \mu b_{t-1} + w_t` that takes the place of w in (3).
-        preconditioner: Side information such as token frequencies: A for some or all parameters, positive.
-            For the others `observe` makes it; before that A is 1, which is DP-SGD.
+        momentum: mu of a buffer :math:`b_t = \mu b_{t-1} + w_t` that replaces w in (3).
+        preconditioner: Side information such as token frequencies: A > 0 for some or all parameters.
+            `observe` computes the others; until then A is 1, which is DP-SGD.
 
     Example:
         >>> import torch
@@ -70,7 +74,7 @@ class AdaDPS(Rule):
         _validate.decay(decay=options["decay"], momentum=options["momentum"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state; a preconditioner that was given to this rule stays if the state has none."""
+        """Loads a saved state; keeps a given preconditioner if the state has none."""
         given = {p: state["A"] for p, state in self.state.items() if "A" in state}
         super().load_state_dict(state_dict)
         for p, value in given.items():
@@ -78,10 +82,10 @@ class AdaDPS(Rule):
 
     @torch.no_grad()
     def observe(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Takes mean gradients on a batch of public data into the preconditioner: equation (1).
+        """Updates the preconditioner with mean gradients on a batch of public data: equation (1).
 
-        Once per step or per epoch, with as many parameters as there are public gradients for. A parameter
-        with a given `preconditioner` keeps that.
+        Call it once per step or per epoch, with gradients for some or all parameters. A parameter with a
+        given `preconditioner` keeps it.
         """
         public = self._own(gradients, "gradients")
         for value in public.values():
@@ -97,7 +101,7 @@ class AdaDPS(Rule):
                 e.mul_(group["decay"]).addcmul_(h, h, value=1 - group["decay"])
 
     def geometry(self) -> Geometry:
-        """The scale of the next step, from public knowledge."""
+        """Returns the scale of the next step, from public values."""
         return Geometry(
             None,
             {
@@ -119,7 +123,7 @@ class AdaDPS(Rule):
         return 1.0
 
     def _own(self, values: Mapping[Tensor, Tensor], name: str) -> dict[Tensor, Tensor]:
-        """Copies in the state's number type, of values that must belong to parameters of the rule."""
+        """Checks that the values belong to parameters of the rule; returns copies in the state's dtype."""
         if not isinstance(values, Mapping):
             raise TypeError(f"Expected {name} to be a mapping by parameter, got {type(values).__name__}.")
         known = {p for group in self.param_groups for p in group["params"]}

@@ -4,6 +4,9 @@ r"""DP-Adam: Adam (Kingma and Ba, 2015) on private gradients.
     \theta_t = \theta_{t-1} - \eta\,\hat m_t / (\sqrt{\hat v_t} + \gamma)
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
+
+References:
+    Diederik P. Kingma, Jimmy Ba. "Adam: A Method for Stochastic Optimization." ICLR 2015. arXiv:1412.6980.
 """
 
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
@@ -11,7 +14,7 @@ from adamas.rules.base import Options, Params
 
 
 class Adam(AdamFamily):
-    r"""Adam as it is. Under noise its second moment measures the noise: see `AdamBC`.
+    r"""Adam, unchanged. Its second-moment estimate is dominated by noise: see `AdamBC`.
 
     Privacy: post-processing. Needs: any engine; two buffers per parameter.
 
@@ -20,7 +23,7 @@ class Adam(AdamFamily):
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
-        eps_placement: "outside" adds eps to the root, as all code does; "inside" takes
+        eps_placement: "outside" adds eps to the root, as implementations do; "inside" takes
             :math:`\sqrt{\hat v + \gamma}`, as the analyses of the DP-AdamBC and DP-MicroAdam papers do.
 
     Example:

@@ -1,10 +1,14 @@
-r"""DP-AdamBC (Tang, Shpilevskiy and Lecuyer, AAAI 2024): Adam without the noise in its second moment.
+r"""DP-AdamBC (Tang, Shpilevskiy and Lécuyer, 2024): Adam without the noise in its second moment.
 
 .. math::
     \theta_t = \theta_{t-1} - \eta\,\hat m_t / \sqrt{\max(\hat v_t - \hat\phi_t, \gamma')}
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`. For a noise variance that does not
 change, :math:`\hat\phi_t` is the paper's :math:`\Phi = (\sigma C / B)^2` at every step.
+
+References:
+    Qiaoyue Tang, Frederick Shpilevskiy, Mathias Lécuyer. "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
+    You Apply Bias Correction)." AAAI 2024. arXiv:2312.14334.
 """
 
 from adamas import _validate
@@ -15,8 +19,8 @@ from adamas.rules.base import Options, Params
 class AdamBC(AdamFamily):
     r"""Adam with the known noise variance subtracted from its second moment.
 
-    Under clipping and noise, :math:`\hat v` is mostly the noise's variance, the same for all
-    coordinates, and Adam is SGD with momentum. What is left after the subtraction is the gradient's.
+    Under clipping and noise, :math:`\hat v` is mostly the variance of the noise, which is the same for all
+    coordinates, so Adam acts as SGD with momentum. The subtraction leaves the gradient's own share.
 
     Privacy: post-processing. Needs: any engine; two buffers per parameter, and a third where the noise
     variance differs by coordinate.
@@ -25,17 +29,17 @@ class AdamBC(AdamFamily):
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
-        floor: gamma', the least value under the root. It decides the step size of every coordinate
-            whose gradient is too small to be seen in the noise, often more than half of them, so it
-            is a hyperparameter of the order of the noise variance, not a constant for stability.
-            "auto" takes the deviation that noise alone causes in :math:`\hat v` with probability 5%
-            (`adamas.theory.second_moment_deviation`): it starts at about 30 times the noise variance
-            and falls to 0.12 of it. The paper's own constants (5e-8 on CIFAR-10) can be given as numbers.
-        correction: Which multiple of the noise variance is subtracted. 1 is right; others are there to show
-            it (Figure 5 of the paper), with a floor in numbers.
+        floor: gamma', the smallest value under the root. It sets the step size of every coordinate whose
+            gradient is hidden by the noise, often more than half of them. So it is a hyperparameter of the
+            order of the noise variance, not a stability constant. "auto" takes the deviation that noise
+            alone causes in :math:`\hat v` with probability 5% (`adamas.theory.second_moment_deviation`): it
+            starts at about 30 times the noise variance and falls to 0.12 of it. Pass a number to use the
+            paper's constants (5e-8 on CIFAR-10).
+        correction: Multiple of the noise variance that is subtracted. 1 is correct; other values, which need
+            a numeric floor, reproduce Figure 5 of the paper.
 
-    Differs from the paper: the noise variance is averaged with the decay of v, so that the correction
-    stays exact when it changes from step to step or from coordinate to coordinate.
+    Differs from the paper: the noise variance is averaged with the decay of v, so the correction stays exact
+    if the variance changes between steps or differs between coordinates.
 
     Example:
         >>> import torch
@@ -63,10 +67,10 @@ class AdamBC(AdamFamily):
     def _check(options: Options) -> None:
         check_common(options)
         check_floor(options)
-        correction = options.get("correction", 1.0)  # states of before have none
+        correction = options["correction"]
         _validate.non_negative(correction=correction)
         if correction != 1 and options["floor"] == "auto":
             raise ValueError(
                 f"Expected a floor in numbers with correction={correction!r}, got floor='auto', "
-                "which follows from the right correction."
+                "which is derived for correction=1."
             )

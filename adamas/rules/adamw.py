@@ -4,6 +4,12 @@ r"""DP-AdamW (Chooi et al., 2025): decoupled weight decay on private gradients.
     \theta_t = \theta_{t-1} - \eta\,(\hat m_t / (\sqrt{\hat v_t} + \gamma) + \lambda\theta_{t-1})
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
+
+References:
+    Jay Chooi, Kevin Cong, Russell Li, Lillian Sun. "DP-AdamW: Investigating Decoupled Weight Decay and Bias
+    Correction in Private Deep Learning." 2025. arXiv:2511.07843.
+
+    Ilya Loshchilov, Frank Hutter. "Decoupled Weight Decay Regularization." ICLR 2019. arXiv:1711.05101.
 """
 
 from adamas.rules._adam_family import AdamFamily, check_common, check_eps
@@ -11,7 +17,7 @@ from adamas.rules.base import Options, Params
 
 
 class AdamW(AdamFamily):
-    r"""Adam with weight decay that acts on the parameters and meets neither clipping nor moments.
+    r"""Adam with decoupled weight decay: it shrinks the parameters and is neither clipped nor averaged.
 
     Privacy: post-processing. Needs: any engine; two buffers per parameter.
 
@@ -22,10 +28,10 @@ class AdamW(AdamFamily):
         eps: gamma, for stability.
         weight_decay: lambda.
         eps_placement: "outside" adds eps to the root, as `torch.optim.AdamW` does; "inside" is
-            Algorithm 1 of the paper to the letter.
+            Algorithm 1 of the paper as printed.
 
-    Differs from the paper: eps stands outside the root by default; with 5e-8 inside, the paper's
-    denominator is larger by 2.5% where the noise's standard deviation is near 1e-3.
+    Differs from the paper: by default eps is added outside the root. With 5e-8 inside, the paper's
+    denominator is 2.5% larger where the standard deviation of the noise is near 1e-3.
 
     Example:
         >>> import torch

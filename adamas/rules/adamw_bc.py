@@ -5,6 +5,10 @@ r"""DP-AdamW-BC (Chooi et al., 2025): decoupled weight decay with the noise-corr
         - \eta\,(\hat m_t / \sqrt{\max(\hat v_t - \hat\phi_t, \gamma')} + \lambda\theta_{t-1})
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`.
+
+References:
+    Jay Chooi, Kevin Cong, Russell Li, Lillian Sun. "DP-AdamW: Investigating Decoupled Weight Decay and Bias
+    Correction in Private Deep Learning." 2025. arXiv:2511.07843.
 """
 
 from adamas.rules._adam_family import AdamFamily, check_common, check_floor
@@ -20,7 +24,7 @@ class AdamWBC(AdamFamily):
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
-        floor: gamma', see `AdamBC`. The paper takes 5e-8 on CIFAR-10 and 1e-8 on QNLI.
+        floor: gamma', see `AdamBC`. The paper uses 5e-8 on CIFAR-10 and 1e-8 on QNLI.
         weight_decay: lambda.
 
     Example:

@@ -1,4 +1,4 @@
-"""What every update rule is: a `torch.optim.Optimizer` that steps on private gradients only."""
+"""The base class of update rules: a `torch.optim.Optimizer` that steps on private gradients only."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -11,16 +11,16 @@ from torch import Tensor
 from adamas.geometry import Geometry, Value
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-"""What torch's optimizers take: parameters, named parameters, or groups of them."""
+"""Parameters, named parameters or groups of them, as torch's optimizers take them."""
 
 Options: TypeAlias = dict[str, Any]
-"""The hyperparameters of a group."""
+"""Hyperparameters of a parameter group."""
 
 State: TypeAlias = dict[str, Any]
-"""What a rule keeps for one parameter."""
+"""State that a rule keeps for one parameter."""
 
 
-# What a group may hold beside its options: torch's own, and what schedulers note in it.
+# Keys that a group may hold besides its options: torch's own, and those that schedulers set.
 _GROUP_KEYS = {
     *("params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"),
     *("base_momentum", "max_momentum"),
@@ -29,14 +29,14 @@ _GROUP_KEYS = {
 
 @dataclass(frozen=True)
 class Moments:
-    """What a rule knows of one parameter after a step, corrected for a start at 0.
+    """Moments of one parameter after a step, corrected for their start at 0.
 
     Attributes:
         m_hat: First moment, the direction of the update.
-        v_hat: Second moment, with the noise in it.
-        phi_hat: The noise's share of it; its mean where it differs by coordinate and is not subtracted.
-        floor: The least value under the root; None if the noise is not subtracted.
-        denominator: What the update divides by.
+        v_hat: Second moment, noise included.
+        phi_hat: The noise's share of v_hat; its mean if it differs by coordinate and is not subtracted.
+        floor: The smallest value under the root; None if the noise is not subtracted.
+        denominator: The divisor of the update.
     """
 
     m_hat: Tensor
@@ -49,11 +49,11 @@ class Moments:
 class Rule(torch.optim.Optimizer, ABC):
     """Turns releases into updates of the parameters.
 
-    A subclass writes `_check` and `_update`. It reads `p.grad`, the private mean gradient, and the variance
-    of the noise in it; it knows neither the noise multiplier nor the clip norm nor the batch size. A rule
-    that shapes the clipping of the next step overrides `geometry`.
+    A subclass implements `_check` and `_update`. It reads `p.grad`, the private mean gradient, and the
+    variance of its noise; it does not know the noise multiplier, the clip norm or the batch size. A rule that
+    shapes the clipping of the next step overrides `geometry`.
 
-    Privacy: a rule sees releases only, so all that it does is post-processing.
+    Privacy: a rule sees only releases, so everything it does is post-processing.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -63,13 +63,13 @@ class Rule(torch.optim.Optimizer, ABC):
         self._written: dict[Tensor, tuple[Tensor, int]] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied, unpickled or loaded rule has no fresh release."""
+        """Restores a rule. A copied, unpickled or loaded rule has no fresh release."""
         super().__setstate__(state)
         self._noise_variance = None
         self._written = {}
 
     def add_param_group(self, param_group: Options) -> None:
-        """Adds parameters with hyperparameters of their own; they start afresh."""
+        """Adds parameters with hyperparameters of their own and an empty state."""
         unknown = param_group.keys() - self.defaults.keys() - _GROUP_KEYS
         if unknown:
             raise ValueError(
@@ -83,19 +83,19 @@ class Rule(torch.optim.Optimizer, ABC):
             raise ValueError("Expected params of a group to hold at least one parameter, got an empty list.")
 
     def trainable(self) -> list[Tensor]:
-        """The parameters that the rule updates: those that require a gradient."""
+        """Returns the parameters that the rule updates: those that require a gradient."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def geometry(self) -> Geometry:
-        """The centre and scale of the next step's clipping, relative to the clip norm."""
+        """Returns centre and scale for clipping in the next step, relative to the clip norm."""
         return Geometry.ball(self.trainable(), 1.0)
 
     def moments(self, p: Tensor) -> Moments | None:
-        """The moments of a parameter after the last step; None before the first, and for a rule without."""
+        """Returns a parameter's moments after the last step; None before the first or if there are none."""
         return None
 
     def receive(self, mean: Mapping[Tensor, Tensor], noise_variance: Mapping[Tensor, Value]) -> None:
-        """Takes a fresh release into `p.grad`; `PrivateGradient.write_to` calls it."""
+        """Writes a fresh release into `p.grad`; called by `PrivateGradient.write_to`."""
         mine = self.trainable()
         if len(mine) != len(noise_variance) or any(p not in noise_variance for p in mine):
             raise ValueError(
@@ -111,13 +111,13 @@ class Rule(torch.optim.Optimizer, ABC):
             self._written[p] = (p.grad, p.grad._version)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the name of the rule."""
+        """Returns torch's state dict, with the name of the rule."""
         return super().state_dict() | {"rule": type(self).__name__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved state of the same rule, in the number types in which it was saved.
+        """Loads a saved state of the same rule, in its saved dtypes.
 
-        Torch alone would cast the state to the parameters' type, and so round the float32 moments of a
+        Torch would cast the state to the dtype of the parameters, and so round the float32 moments of a
         bfloat16 model.
         """
         saved_by = state_dict.get("rule", type(self).__name__)
@@ -132,7 +132,7 @@ class Rule(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Updates the parameters with the release that was written last, once.
+        """Updates the parameters with the last release, once.
 
         Raises:
             RuntimeError: If there is no fresh release: a gradient that did not come through the door
@@ -165,15 +165,15 @@ class Rule(torch.optim.Optimizer, ABC):
 
     @staticmethod
     def _check(options: Options) -> None:
-        """Raises if the hyperparameters of a group make no sense, naming the one that does not."""
+        """Raises if a hyperparameter of a group is invalid, and names it."""
 
     def _before_update(self) -> None:
-        """Notes what an update of one parameter needs to know of all of them, before any is changed."""
+        """Collects what the updates need from all parameters, before any parameter changes."""
 
     def _update_group(
         self, params: list[Tensor], noise_variance: Mapping[Tensor, Value], group: Options
     ) -> None:
-        """Changes the parameters of a group, one by one unless a rule has a kernel for all of them."""
+        """Updates the parameters of a group, one by one unless a rule has a kernel for all of them."""
         for p in params:
             assert p.grad is not None
             self._update(p, p.grad, noise_variance[p], group, self.state[p])
@@ -182,11 +182,11 @@ class Rule(torch.optim.Optimizer, ABC):
     def _update(
         self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
-        """Changes `p` and its state in place, given the private mean gradient of `p`."""
+        """Updates `p` and its state in place from the private mean gradient of `p`."""
 
 
 def with_momentum(direction: Tensor, group: Options, state: State) -> Tensor:
-    """The direction, added to the kept `momentum_buffer` times the group's momentum, if there is any."""
+    """Returns the direction with momentum, and updates `momentum_buffer`, if the group has momentum."""
     if not group["momentum"]:
         return direction
     if "momentum_buffer" not in state:

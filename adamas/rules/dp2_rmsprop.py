@@ -1,4 +1,4 @@
-r"""DP²-RMSProp (Li et al., 2023): delayed preconditioning, in two phases that take turns.
+r"""DP²-RMSProp (Li et al., 2023): delayed preconditioning, in two alternating phases.
 
 .. math::
     \text{steps } 1, \dots, s:\quad
@@ -9,9 +9,13 @@ r"""DP²-RMSProp (Li et al., 2023): delayed preconditioning, in two phases that 
         & w_t = \Big(\sum_i \mathrm{clip}_{C_2}\Big(\frac{g_i}{\sqrt A + \epsilon}\Big)
           + N(0, \sigma^2 C_2^2 I)\Big)\Big/B, \quad \theta_t = \theta_{t-1} - \eta_2 w_t   \qquad (3)
 
-and from the start. The mean of s releases is squared, so that the noise in it is s times less. (3) is clipped
-and noised at the door, in the geometry that the rule offers: centre 0, scale :math:`\sqrt A + \epsilon` times
-:math:`C_2`; the release is :math:`(\sqrt A + \epsilon)\,w_t`.
+and again from the start. (2) squares the mean of s releases, whose noise variance is s times smaller. The
+door clips and noises (3), in the geometry that the rule returns: centre 0, scale
+:math:`\sqrt A + \epsilon` times :math:`C_2`; the release is :math:`(\sqrt A + \epsilon)\,w_t`.
+
+References:
+    Tian Li, Manzil Zaheer, Ken Ziyu Liu, Sashank J. Reddi, H. Brendan McMahan, Virginia Smith.
+    "Differentially Private Adaptive Optimization with Delayed Preconditioners." ICLR 2023. arXiv:2212.00309.
 """
 
 import torch
@@ -24,7 +28,7 @@ from adamas.rules.base import Options, Params, Rule, State, with_momentum
 
 
 class DP2RMSProp(Rule):
-    r"""DP-SGD for a while, then a while of preconditioned steps by what was learned.
+    r"""Alternates phases of DP-SGD with phases of steps that their releases precondition.
 
     Privacy: the next step's scale is a function of earlier releases; each step is one release. Needs: an
     engine with a scale per coordinate, which all have; two buffers per parameter, three with `momentum`.
@@ -34,11 +38,10 @@ class DP2RMSProp(Rule):
         lr: Learning rate of the first phase, eta_1.
         lr2: Learning rate of the second phase, eta_2. A schedule that moves `lr` moves it in proportion.
         period: s, the length of each phase.
-        clip_ratio: C_2/C_1: the second phase's clip norm, in units of the run's.
+        clip_ratio: C_2/C_1: clip norm of the second phase, relative to the run's clip norm.
         decay: rho.
         eps: epsilon, outside the root.
-        momentum: mu of a buffer that is added to and takes the place of the gradient in (1) and (3);
-            published without.
+        momentum: mu of a momentum buffer that replaces the gradient in (1) and (3); the paper has none.
 
     Example:
         >>> import torch
@@ -77,7 +80,7 @@ class DP2RMSProp(Rule):
         )
 
     def add_param_group(self, param_group: Options) -> None:
-        """Adds parameters; their rates are kept as they are now, for schedules to move both."""
+        """Adds parameters, and keeps their `lr` as the base by which a schedule also scales `lr2`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("base_lr", group["lr"])
@@ -90,7 +93,7 @@ class DP2RMSProp(Rule):
         _validate.decay(decay=options["decay"], momentum=options["momentum"])
 
     def geometry(self) -> Geometry:
-        """The ball in the first phase, the preconditioner's scale in the second."""
+        """Returns the ball in the first phase, the scale of the preconditioner in the second."""
         scale: dict[Tensor, Value] = {}
         for group in self.param_groups:
             for p in group["params"]:
@@ -124,7 +127,7 @@ class DP2RMSProp(Rule):
 
 
 def _preconditioner(state: State, group: Options) -> Tensor | None:
-    """The divisor of the coming step, None in the first phase."""
+    """Returns the divisor of the next step; None in the first phase."""
     if not state or state["step"] // group["period"] % 2 == 0:
         return None
     root: Tensor = state["A"].sqrt()

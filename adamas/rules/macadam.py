@@ -7,6 +7,10 @@ r"""DP-MacAdam (Tasnim, Sankar and Kosut, 2026): Adam with clipping driven by it
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`, the scale b is (7) to (11) of
 `adamas.rules._macadam_family`.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 from adamas.rules._adam_family import check_common, check_eps
@@ -16,25 +20,25 @@ from adamas.rules.base import Options, Params
 
 
 class MacAdam(MacAdamFamily):
-    r"""Adam whose first moment is the centre of clipping, and whose spread is its scale.
+    r"""Adam that clips around its first moment, at a scale estimated from the spread of its gradients.
 
     Privacy: the next step's centre and scale are functions of earlier releases. Needs: an engine with a
     scale per coordinate, which all have; four buffers per parameter.
 
     Args:
-        params: Parameters, named parameters or groups; all of a model, since the scale's sum runs over them.
+        params: All parameters of a model, named or in groups: the scale sums over them.
         lr: Learning rate, eta.
-        betas: Decays of the first and second moment; the first is that of the spread, too.
+        betas: Decays of the first and second moment; the first is also used for the spread.
         eps: gamma, for stability.
-        h1: The least variance of a coordinate. The paper takes 1e-9 on MNIST and 5e-5 on CIFAR-10.
-        h2: The largest: 1e-6 and 1.0.
-        b0: The first scale; None takes 1/d, as published, so that the first gradient is almost all noise.
-            For a model of few parameters that is far above the next scale, and the centre starts far out.
-        kappa: "exact" makes the estimate of the variance unbiased; "paper" is the published factor, which
-            is right for a centre that does not move, and too large for the one that moves: 2.1 times at the
-            second step, 1.5 times at the fifth, 1/beta times in the end.
-        noise_correction: "tracked" subtracts the noise that went into s, step by step; "paper" subtracts
-            that of the current step, with which the scale swings between its bounds under strong noise.
+        h1: Lower bound on the variance of a coordinate. The paper uses 1e-9 on MNIST and 5e-5 on CIFAR-10.
+        h2: Upper bound. The paper uses 1e-6 and 1.0.
+        b0: First scale. None takes 1/d, as published: the first gradient is then almost all noise. In a model
+            with few parameters 1/d is far above the next scale, and the centre starts far out.
+        kappa: "exact" makes the variance estimate unbiased. "paper" is the published factor, which is correct
+            for a fixed centre and too large for a moving one: 2.1 times at the second step, 1.5 times at
+            the fifth, 1/beta times in the limit.
+        noise_correction: "tracked" subtracts the noise that entered s, step by step. "paper" subtracts the
+            noise of the current step, which makes the scale swing between its bounds under strong noise.
 
     The clip norm of a run multiplies the scale; the paper's is 1.
 

@@ -5,6 +5,10 @@ r"""DP-MacAdam-BC (Tasnim, Sankar and Kosut, 2026): MacAdam with the noise-corre
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`, clipping is as in
 `adamas.rules.macadam`.
+
+References:
+    Naima Tasnim, Lalitha Sankar, Oliver Kosut. "DP-MacAdam: Differentially Private Mechanism with Adaptive
+    Clipping and Adaptive Momentum." 2026. arXiv:2606.05435.
 """
 
 from adamas.rules._adam_family import check_common, check_floor
@@ -20,19 +24,19 @@ class MacAdamBC(MacAdamFamily):
     scale per coordinate, which all have; five buffers per parameter.
 
     Args:
-        params: Parameters, named parameters or groups; all of a model, since the scale's sum runs over them.
+        params: All parameters of a model, named or in groups: the scale sums over them.
         lr: Learning rate, eta.
-        betas: Decays of the first and second moment; the first is that of the spread, too.
-        floor: gamma', see `AdamBC`; "auto" goes by the variance that is subtracted. The paper names none;
-            1e-8 gives its Table I.
-        h1: The least variance of a coordinate, see `MacAdam`.
-        h2: The largest.
-        b0: The first scale; None takes 1/d.
+        betas: Decays of the first and second moment; the first is also used for the spread.
+        floor: gamma', see `AdamBC`; "auto" follows the variance that is subtracted. The paper states none;
+            1e-8 reproduces its Table I.
+        h1: Lower bound on the variance of a coordinate, see `MacAdam`.
+        h2: Upper bound.
+        b0: First scale; None takes 1/d.
         kappa: "exact" or "paper", see `MacAdam`.
         noise_correction: "tracked" or "paper", see `MacAdam`.
         phi: "exact" subtracts the average of the release's own noise variance
-            :math:`b_{t-1}^2\sigma^2/B^2`; "paper" subtracts :math:`\sigma^2/B^2`, which leaves the scale out
-            and is too much by a factor of 1.3 to 1250 on MNIST, too little by 29 and more on CIFAR-10.
+            :math:`b_{t-1}^2\sigma^2/B^2`. "paper" subtracts :math:`\sigma^2/B^2`, which omits the scale: too
+            large by a factor of 1.3 to 1250 on MNIST, too small by a factor of 29 or more on CIFAR-10.
 
     Differs from the paper: `kappa`, `noise_correction` and `phi`.
 

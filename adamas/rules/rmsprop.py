@@ -4,6 +4,10 @@ r"""DP-RMSProp: RMSProp (Tieleman and Hinton, 2012) on private gradients.
     v_t      &= \alpha v_{t-1} + (1-\alpha)\tilde g_t^2                     \qquad (1) \\
     b_t      &= \mu b_{t-1} + \tilde g_t / (\sqrt{v_t} + \gamma)           \qquad (2) \\
     \theta_t &= \theta_{t-1} - \eta b_t                                     \qquad (3)
+
+References:
+    Tijmen Tieleman, Geoffrey Hinton. "Lecture 6.5, RMSProp: Divide the Gradient by a Running Average of Its
+    Recent Magnitude." Neural Networks for Machine Learning, Coursera, 2012.
 """
 
 import torch
@@ -63,6 +67,6 @@ class RMSProp(Rule):
         v.mul_(group["alpha"]).addcmul_(g, g, value=1 - group["alpha"])  # (1)
         direction = g / v.sqrt().add_(group["eps"])
         if not group["eps"]:
-            direction.masked_fill_(v == 0, 0.0)  # a coordinate that never had a gradient to speak of
+            direction.masked_fill_(v == 0, 0.0)  # coordinates whose squared gradients were all 0
         direction = with_momentum(direction, group, state)  # (2)
         p.add_(direction, alpha=-group["lr"])  # (3)

@@ -1,4 +1,4 @@
-r"""Scale-then-privatize Adam (Ganesh et al., 2025, after Li et al., 2022): scaled examples are clipped.
+r"""Scale-then-privatize Adam (Ganesh et al., 2025, after Li et al., 2022): scaling before clipping.
 
 .. math::
     \tilde g_t &= \frac{1}{s_t} \odot \Big(\sum_i \mathrm{clip}_C(s_t \odot g_i)
@@ -6,8 +6,18 @@ r"""Scale-then-privatize Adam (Ganesh et al., 2025, after Li et al., 2022): scal
     s_{t+1}    &= 1/(\sqrt{\hat v_t} + \epsilon_2), \quad s_1 = 1                          \qquad (8) \\
     \theta_t   &= \theta_{t-1} - \eta\,\hat m_t / (\sqrt{\hat v_t} + \gamma)               \qquad (9)
 
-The moments are equations (1) to (6) of `adamas.rules._adam_family`. (7) happens at the door, in the geometry
-that the rule offers: centre 0, scale :math:`1/s_t` times the clip norm.
+The moments are equations (1) to (6) of `adamas.rules._adam_family`. The door computes (7), in the
+geometry that the rule returns: centre 0, scale :math:`1/s_t` times the clip norm.
+
+References:
+    Arun Ganesh, Brendan McMahan, Abhradeep Thakurta. "On Design Principles for Private Adaptive Optimizers."
+    2025. arXiv:2507.01129.
+
+    Tian Li, Manzil Zaheer, Sashank J. Reddi, Virginia Smith. "Private Adaptive Optimization with Side
+    Information." ICML 2022. arXiv:2202.05963.
+
+    Mihaela Hudişteanu, Nikita P. Kalinin, Edwige Cyffers. "DP-MicroAdam: Private and Frugal Algorithm for
+    Training and Fine-tuning." 2025. arXiv:2511.20509.
 """
 
 import torch
@@ -20,7 +30,7 @@ from adamas.rules.base import Options, Params
 
 
 class ScaleThenPrivatize(AdamFamily):
-    r"""Adam that clips examples in the coordinates in which it steps.
+    r"""Adam that clips examples in its own preconditioned coordinates.
 
     Privacy: the next step's scale is a function of earlier releases. Needs: an engine with a scale per
     coordinate, which all have; two buffers per parameter, three with a `floor`.
@@ -30,13 +40,13 @@ class ScaleThenPrivatize(AdamFamily):
         lr: Learning rate, eta.
         betas: Decays of the first and second moment.
         eps: gamma, for stability of the update.
-        scale_eps: epsilon_2, which bounds the scale :math:`1/s`. With a value near 0, as the DP-MicroAdam
-            paper prints it, the coordinates without a gradient would get all of the clipping's room.
+        scale_eps: epsilon_2, which bounds the scale :math:`1/s` from below. With a value near 0, as the
+            DP-MicroAdam paper prints it, coordinates without a gradient would use up the clip norm.
         floor: None keeps the noise in the second moment, as published. A number or "auto" subtracts it as
-            in `AdamBC`, whose root then stands in (8) and, without gamma, in (9).
+            in `AdamBC`, whose root then replaces the one in (8) and, without gamma, in (9).
 
-    Differs from the paper: the DP-MicroAdam paper, which names this method, prints the noise in (7) without
-    its division by B, and one constant for both of eps and scale_eps.
+    Differs from the paper: the DP-MicroAdam paper prints the noise in (7) without its division by B, and one
+    constant for both eps and scale_eps.
 
     Example:
         >>> import torch
@@ -83,7 +93,7 @@ class ScaleThenPrivatize(AdamFamily):
 
     @torch.no_grad()
     def geometry(self) -> Geometry:
-        """The scale of the next step, from the releases so far."""
+        """Returns the scale of the next step, from the releases so far."""
         scale: dict[Tensor, Value] = {}
         for group in self.param_groups:
             for p in group["params"]:

@@ -3,6 +3,10 @@ r"""DP-SGD and DP-SGDM (Abadi et al., 2016).
 .. math::
     b_t      &= \mu b_{t-1} + \tilde g_t                    \qquad (1) \\
     \theta_t &= (1 - \eta\lambda)\theta_{t-1} - \eta b_t    \qquad (2)
+
+References:
+    Martín Abadi, Andy Chu, Ian Goodfellow, H. Brendan McMahan, Ilya Mironov, Kunal Talwar, Li Zhang. "Deep
+    Learning with Differential Privacy." CCS 2016. arXiv:1607.00133.
 """
 
 from torch import Tensor
@@ -22,7 +26,7 @@ class SGD(Rule):
         params: Parameters, named parameters or groups.
         lr: Learning rate, eta.
         momentum: mu; 0 keeps no state.
-        weight_decay: lambda, decoupled: it shrinks the parameters and never meets the clipping.
+        weight_decay: lambda, decoupled: it shrinks the parameters and is not clipped.
 
     Differs from the paper: the DP-AdamBC paper prints (2) with a plus sign, a typing error.
 

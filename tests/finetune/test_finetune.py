@@ -167,7 +167,7 @@ def test_the_outermost_usual_name_is_the_head():
     two = nn.ModuleDict(
         {"a": nn.ModuleDict({"fc": nn.Linear(2, 2)}), "b": nn.ModuleDict({"fc": nn.Linear(2, 2)})}
     )
-    with pytest.raises(ValueError, match=r"'a.fc', 'b.fc' all could be it. Say which with head="):
+    with pytest.raises(ValueError, match=r"each of 'a.fc', 'b.fc' could be it. Name it with head="):
         finetune.bitfit(two)
     with pytest.raises(ValueError, match="patterns="):
         finetune.head(nn.Sequential(nn.Conv2d(1, 1, 1)))

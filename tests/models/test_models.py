@@ -28,7 +28,7 @@ from adamas.models import (
     scattering,
     wide_resnet,
 )
-from adamas.models.minilm import _visible
+from adamas.models.bert import _visible
 from adamas.models.wide_resnet import StandardizedConv2d
 from tests.support.one_by_one import ball, close, some_weights
 

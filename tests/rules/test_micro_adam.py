@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adamas import PrivateGradient, rules
 from adamas.rules import Rule
-from adamas.rules.micro_adam import BLOCK
+from adamas.rules._micro_adam_state import BLOCK
 from tests.reference import micro_adam as reference
 
 STEPS = 50

@@ -21,7 +21,7 @@ from adamas import PrivateGradient, rules
 from adamas._numerics import threads as _threads
 from adamas.rules import _micro_adam_kernel as kernel
 from adamas.rules import micro_adam
-from adamas.rules.micro_adam import BLOCK
+from adamas.rules._micro_adam_state import BLOCK
 
 STEPS = 50
 
