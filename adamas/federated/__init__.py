@@ -17,8 +17,10 @@ flower/         messages by Flower: simulation and deployment
 """
 
 from adamas.federated.accounting import Plan
-from adamas.federated.algorithm import Algorithm, Arrays, Client, Records, Round
+from adamas.federated.algorithm import Algorithm, Round
+from adamas.federated.arrays import Arrays, Records
 from adamas.federated.blocks import Block, Blocks
+from adamas.federated.client import Client
 from adamas.federated.fafed import FAFED
 from adamas.federated.fedadamw import FedAdamW
 from adamas.federated.fedavg import FedAvg
@@ -29,10 +31,11 @@ from adamas.federated.fedsam import FedSAM
 from adamas.federated.local_adamw import LocalAdamW
 from adamas.federated.partition import dirichlet_partition
 from adamas.federated.registry import ALGORITHMS
+from adamas.federated.rounds import run_rounds
 from adamas.federated.scaffold import Scaffold
 from adamas.federated.server import NoAnswerError, RoundReport, Server
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import InProcess, run_rounds
+from adamas.federated.simulation import InProcess
 from adamas.federated.task import Task, make_task
 from adamas.federated.training import train_in_process
 

@@ -17,10 +17,11 @@ from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
 from adamas.experiment.training import accuracy
-from adamas.federated.algorithm import Client
+from adamas.federated.client import Client
+from adamas.federated.rounds import Transport, run_rounds
 from adamas.federated.server import NoAnswerError, RoundReport, Server
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import InProcess, Transport, run_rounds
+from adamas.federated.simulation import InProcess
 from adamas.federated.task import Task
 from adamas.run.loop import SEED_WARNING
 

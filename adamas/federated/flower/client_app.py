@@ -15,14 +15,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from adamas.accounting.ledger import Ledger
-from adamas.federated.algorithm import Algorithm, Client
+from adamas.federated.algorithm import Algorithm
 from adamas.federated.checks import check_arrays, check_names
+from adamas.federated.client import Client
 from adamas.federated.flower.messages import pack, packed_arrays, unpacked_arrays
 from adamas.federated.flower.node_config import NodeConfig, RefusedError
 from adamas.federated.flower.node_ledger import node_ledger
 from adamas.federated.flower.requests import TrainRequest, describe_request
+from adamas.federated.rounds import client_seed
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import client_seed
 from adamas.federated.task import Task, make_task
 from adamas.federated.training import make_client
 from adamas.sampling import joint_noise_multiplier
