@@ -92,6 +92,8 @@ def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDic
     with node_ledger(node.ledger, context.state) as kept:
         kept.begin(context.run_id, now.number)
         task = _task(request.text)
+        # A deployed node starts a process for each message, so that it probes in every round: nothing of a
+        # client outlives its message. Simulated nodes do the same, and stay equal to deployed ones.
         client = make_client(settings, task, node.number, request.noise_multiplier)
         if len(client.dataset) != request.examples:  # type: ignore[arg-type]
             raise RefusedError(
