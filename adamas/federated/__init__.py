@@ -1,19 +1,17 @@
-"""Federated training: clients run the same door and rules as a central run, and a server combines.
+"""Federated training: clients release private gradients like a central run, and a server combines updates.
 
-algorithm       what an algorithm is: plain functions of state
-fedadamw        DP-FedAdamW: shared second moments of blocks, de-biasing, alignment
-fedavg          DP-FedAvg, and what the others are compared with: fedavg_ls, scaffold, fedsam,
-                local_adamw, fedopt, fafed, fedlada
-blocks          which parameters share a second moment
-registry        the algorithms by name
-server          whom it asks, which answers it takes, and what that costs
-accounting      the epsilon of a record, or of a client
-checks          what a peer may send
-simulation      all clients in one process
-partition       which client has which examples
-settings, task  what is trained on whose data, as plain data or a user's module
-training        from settings to files, over whatever carries the messages
-flower/         messages by Flower: simulation and deployment
+algorithm           the interface of an algorithm: functions of state
+fedadamw            DP-FedAdamW: averaged second moments of blocks, noise subtracted, alignment
+fedavg              DP-FedAvg, and other baselines: fedavg_ls, scaffold, fedsam, local_adamw, fedopt, fafed,
+fedlada averaged_moments    the scaffold of algorithms that average moments coordinate by coordinate registry
+the algorithms by name blocks              the parameters that share a second moment arrays
+tensors by name, and their arithmetic client, local_runs  a client, and its private runs server
+the server: chooses clients, checks and combines answers, counts the cost preconditions       checks before
+the first round accounting          the epsilon of a record, or of a client checks              checks of
+data from a peer rounds              the loop of rounds, which simulation and deployment share simulation
+all clients in one process partition           divides the examples of a data set among clients settings,
+task      the settings as plain data; model, data and loss training            one training from settings to
+files flower/             transport by Flower: simulation and deployment
 """
 
 from adamas.federated.accounting import Plan

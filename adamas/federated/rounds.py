@@ -17,13 +17,13 @@ Answers: TypeAlias = Mapping[int, Records | str]
 
 
 class Transport(Protocol):
-    """Carries what the server sends to clients, and their answers back."""
+    """Carries the server's state to clients, and their answers back."""
 
     def sizes(self) -> list[int]:
-        """The number of examples of each client."""
+        """Returns the number of examples of each client."""
 
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
-        """Lets clients train for a round."""
+        """Asks clients to train for a round, and returns their answers."""
 
 
 def run_rounds(
@@ -33,17 +33,17 @@ def run_rounds(
     opened: Callable[[], None] = lambda: None,
     closed: Callable[[RoundReport], None] = lambda _: None,
 ) -> None:
-    """Runs the rounds that are left.
+    """Runs the remaining rounds.
 
     Args:
         server: The training.
-        transport: How its clients are reached.
-        opened: Called when a round was opened and charged, before any client is asked.
-        closed: Called after each round, also after one without an update.
+        transport: Reaches its clients.
+        opened: Called after a round was opened and charged, before any client is asked.
+        closed: Called after each round, even one without an update.
 
     Raises:
-        NoAnswerError: If all clients were asked since the last update, or no round had one. Rounds in which
-            some had no usable answer are lost, and the training goes on.
+        NoAnswerError: If all clients were asked since the last update and none sent a usable one, or if no
+            round had one. Any other round without a usable update is lost, and the training continues.
 
     Example:
         >>> import torch
@@ -66,7 +66,7 @@ def run_rounds(
     """
     if transport.sizes() != list(server.sizes):
         raise ValueError(f"Expected clients with {list(server.sizes)} examples, got {transport.sizes()}.")
-    silent: set[int] = set()  # clients that were asked since the last update
+    silent: set[int] = set()  # clients asked since the last update
     while len(server):
         clients, records = server.open_round()
         opened()
@@ -85,7 +85,7 @@ def run_rounds(
 
 
 def client_seed(seed: int | None, client: int, round: int) -> int | None:
-    """The seed of a client's round, as a function of the training's."""
+    """Derives the seed of a client's round from the training's seed."""
     if seed is None:
         return None
     words = Seed(seed).words("client", client, round, count=8)

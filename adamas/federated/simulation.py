@@ -13,15 +13,15 @@ _LOG = logging.getLogger("adamas.federated")
 
 
 class InProcess:
-    """A transport that carries nothing anywhere.
+    """A transport within one process: it calls the clients directly.
 
     Args:
         server: The training.
-        clients: All of them.
-        seed: Of what clients draw; None lets each draw secret seeds.
+        clients: All clients.
+        seed: Seed from which the clients' seeds are derived; None lets each client draw secret ones.
 
     Raises:
-        ValueError: If a client would release something else than the server charges for.
+        ValueError: If a client's releases would not be those that the server charges for.
     """
 
     def __init__(self, server: Server, clients: Sequence[Client], seed: int | None = None) -> None:
@@ -42,7 +42,7 @@ class InProcess:
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
         """See `Transport.ask`.
 
-        A client whose training raises answers with the name of the error: its text could contain examples.
+        If a client's training raises, its answer is the name of the error: the text could contain examples.
         """
         answers: dict[int, Records | str] = {}
         for number in clients:
