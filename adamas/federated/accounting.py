@@ -1,18 +1,18 @@
-r"""What federated training costs a record, or a client.
+r"""The privacy cost of federated training, for a record or for a client.
 
 Unit `record`: each local step is a Poisson-subsampled Gaussian on one client's examples, and everything that
-leaves the client follows from its releases. A client that takes part in :math:`T_i` rounds of :math:`K`
+leaves the client is a function of its releases. A client that takes part in :math:`T_i` rounds of :math:`K`
 steps composes :math:`T_i K` of them; in the worst case it takes part in all rounds.
 
-Nested: where the clients of a round are drawn at random, with probability :math:`l` each, a round costs a
-record with probability :math:`l` what :math:`K` steps cost, and else nothing,
+Nested bound: if the clients of a round are drawn at random, with probability :math:`l` each, a record takes
+part in :math:`K` steps with probability :math:`l`, and else in none,
 
 .. math::
     \delta_{round}(\epsilon) \le l\,\delta_K(\epsilon) + (1-l)\max(0, 1 - e^\epsilon), \qquad
     (\alpha-1)\,D_\alpha \le \log\bigl(1 - l + l\,e^{(\alpha-1) D_\alpha^K}\bigr)
 
-by joint convexity. Sampling *without* the record does not look like sampling without the client, so the
-stronger amplification of sampled records does not hold here.
+by joint convexity. Removing the record is not the same as not drawing its client, so the stronger
+amplification of sampled records does not hold here.
 
 Unit `client`: a round is a Gaussian on the sum of whole updates, with Poisson sampling of clients.
 """
@@ -34,26 +34,26 @@ from adamas.accounting import calibrate, ledger
 from adamas.sampling import joint_noise_multiplier
 
 UNITS = ("record", "client")
-"""Whose influence is hidden: an example's, by noise on the clients; or a client's, by noise on the server."""
+"""The protected unit: an example, by noise on the clients; or a client, by noise on the server."""
 
-_CELL = 1e-3  # width of the cells into which the privacy loss is rounded up
-_SPAN = 40.0  # privacy losses up to which a round has cells
+_CELL = 1e-3  # width of the cells to which the privacy loss is rounded up
+_SPAN = 40.0  # largest privacy loss that has a cell
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The part of a federated training that one record's, or one client's, privacy depends on.
+    """The quantities that the guarantee of a federated training depends on.
 
     Attributes:
         unit: "record" or "client".
         rounds: T.
-        local_steps: K; for the unit "client" it does not matter.
-        sampling_rate: Of records in a local step; for the unit "client", of clients in a round.
+        local_steps: K; ignored for the unit "client".
+        sampling_rate: Sampling rate of records in a local step; for the unit "client", of clients in a round.
         queries: Releases on the batch of a local step.
-        delta: Of the guarantee.
+        delta: The delta of the guarantee.
         accountant: "pld" or "rdp".
-        participation: With a number, the chance of a client to take part in a round, which is counted on
-            (the nested bound); None counts on nothing: all rounds.
+        participation: Probability that a client takes part in a round, for the nested bound; None assumes
+            that it takes part in all rounds.
     """
 
     unit: str = "record"
@@ -79,21 +79,21 @@ class Plan:
                 )
 
     def with_rate(self, sampling_rate: float) -> "Plan":
-        """The same for a client with another number of records."""
+        """Returns the plan with another sampling rate: that of a client with another number of records."""
         return replace(self, sampling_rate=sampling_rate)
 
     @property
     def steps(self) -> int:
-        """Events that compose in the worst case."""
+        """Number of events that compose in the worst case."""
         return self.rounds * (self.local_steps if self.unit == "record" else 1)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """One step of a client, or one round of the server."""
+        """Returns the event of one step of a client, or of one round of the server."""
         joint = joint_noise_multiplier([noise_multiplier] * self.queries)
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, dp_accounting.GaussianDpEvent(joint))
 
     def epsilon(self, noise_multiplier: float, *, rounds: int | None = None) -> float:
-        """The epsilon of the whole training, or of so many rounds in which a client takes part.
+        """Computes the epsilon of the whole training, or of a client that takes part in `rounds` rounds.
 
         Example:
             >>> plan = Plan(rounds=100, local_steps=20, sampling_rate=16 / 500, delta=1e-5, accountant="rdp")
@@ -112,10 +112,10 @@ class Plan:
         return ledger.composed_epsilon(entries, self.delta, self.accountant)
 
     def noise_multiplier(self, epsilon: float) -> float:
-        """The least noise multiplier whose epsilon is at most the target.
+        """Computes the least noise multiplier whose epsilon is at most the target.
 
         Raises:
-            ValueError: If no noise is enough, with the least epsilon that the settings allow.
+            ValueError: If no noise is enough; the message has the least epsilon that the settings allow.
         """
         return calibrate.least_noise_multiplier(self.epsilon, epsilon=epsilon, delta=self.delta)
 
@@ -131,23 +131,23 @@ class Plan:
 
 @lru_cache(maxsize=8)
 def _round_renyi(noise_multiplier: float, rate: float, steps: int, participation: float) -> np.ndarray:
-    """The Renyi divergence of a round for each order."""
+    """Computes the Renyi divergence of a round, for each order."""
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
     accountant = RdpAccountant(ledger.RDP_ORDERS)
     with ledger.quiet_accountants():
         accountant.compose(event, steps)
     factors = np.asarray(ledger.RDP_ORDERS) - 1
-    with np.errstate(divide="ignore"):  # nobody stays away if participation is 1
+    with np.errstate(divide="ignore"):  # log(0) if participation is 1
         absent = np.log1p(-participation)
     gamma = np.logaddexp(absent, np.log(participation) + factors * accountant._rdp) / factors
-    return np.asarray(np.maximum(gamma, 0.0))  # a rounding error below 0 would count as no loss at all
+    return np.asarray(np.maximum(gamma, 0.0))  # rounding must not make a loss negative
 
 
 @lru_cache(maxsize=8)
 def _round_loss(
     noise_multiplier: float, rate: float, steps: int, participation: float
 ) -> PrivacyLossDistribution:
-    """The privacy loss of a round, at most; the worse of the two directions at each epsilon."""
+    """Bounds the privacy loss of a round from above: at each epsilon, by the worse of the two directions."""
     taken = from_gaussian_mechanism(
         noise_multiplier, value_discretization_interval=_CELL, sampling_prob=rate
     ).self_compose(steps)

@@ -1,8 +1,8 @@
 """Blocks of parameters that share one second moment.
 
-An average over a block is less noisy than a coordinate, and there are few enough blocks to send them. They
-follow the architecture: the rows of each head in the query, key and value of an attention; weight and bias of
-any other layer together; and what belongs to no known layer, tensor by tensor.
+The average over a block has less noise than a coordinate, and blocks are few enough to be sent. They follow
+the architecture. In the query, key and value of an attention, the rows of each head are a block. In any
+other known layer, weight and bias are one block. Every other tensor is a block of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adamas.engines import trainable_parameters
 
-# Layers whose weight and bias are one block.
+# Layers whose weight and bias form one block.
 _LAYERS = (
     nn.Linear,
     nn.Bilinear,
@@ -25,7 +25,7 @@ _LAYERS = (
     nn.RMSNorm,
     nn.modules.instancenorm._InstanceNorm,
 )
-# What attentions call the number of their heads, and their projections.
+# Names that attentions give to the number of their heads, and to their projections.
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads")
 _PROJECTIONS = (
     "query",
@@ -49,8 +49,8 @@ class Block:
     """Coordinates that share a second moment.
 
     Attributes:
-        name: What they are.
-        coordinates: How many.
+        name: The name of the block.
+        coordinates: Number of coordinates.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Blocks(Sequence[Block]):
     """A partition of the trainable parameters of a model, in blocks.
 
     Args:
-        model: Whose parameters.
-        index: Parameter -> the number of the block of each coordinate, a tensor of integers whose shape
-            broadcasts to the parameter's. All blocks from 0 to the highest must have a coordinate.
-        names: What the blocks are called; None gives them numbers.
+        model: The model.
+        index: Name of a parameter -> the block number of each coordinate: a tensor of integers whose shape
+            broadcasts to the parameter's. Every block from 0 to the highest must have a coordinate.
+        names: Names of the blocks; None numbers them.
 
     Example:
         >>> blocks = Blocks.of(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
@@ -99,20 +99,20 @@ class Blocks(Sequence[Block]):
         self._add_sums(self._sizes, ones)
         empty = (self._sizes == 0).nonzero().flatten().tolist()
         if empty:
-            raise ValueError(f"Expected every block to have a coordinate; those without: {empty}.")
+            raise ValueError(f"Expected every block to have a coordinate; blocks without one: {empty}.")
         self._names = [str(number) for number in range(count)] if names is None else list(names)
         if len(self._names) != count:
             raise ValueError(f"Expected names for {count} blocks, got {len(self._names)}.")
 
     @classmethod
     def of(cls, model: nn.Module) -> "Blocks":
-        """The blocks that follow from a model's architecture."""
+        """Makes blocks from a model's architecture."""
         shapes = {name: p.shape for name, p in trainable_parameters(model).items()}
         names: list[str] = []
         index: dict[str, Tensor] = {}
 
         def add(title: str, *parameters: str, rows: Sequence[str] = ("",)) -> None:
-            """A block for each of the equal shares of the parameters' rows."""
+            """Adds a block for each of the equal shares of the parameters' rows."""
             numbers = torch.arange(len(names), len(names) + len(rows))
             names.extend(f"{title} {row}".rstrip() for row in rows)
             for name in parameters:
@@ -140,7 +140,7 @@ class Blocks(Sequence[Block]):
 
     @classmethod
     def coordinates(cls, model: nn.Module) -> "Blocks":
-        """A block for each coordinate: second moments as Adam has them, and twice the numbers to send."""
+        """Makes a block of each coordinate: second moments as in Adam, which doubles an upload."""
         start, index = 0, {}
         for name, p in trainable_parameters(model).items():
             index[name] = torch.arange(start, start + p.numel()).view(p.shape)
@@ -157,14 +157,14 @@ class Blocks(Sequence[Block]):
         return (self[number] for number in range(len(self)))
 
     def means(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The average over each block of values that have the shapes of the parameters, in their type."""
+        """Averages values in the shapes of the parameters over each block, and keeps their type."""
         sums = torch.zeros_like(self._sizes)
         self._add_sums(sums, values)
         dtypes = [value.dtype for value in values.values()]
         return (sums / self._sizes).to(dtypes[0] if dtypes else torch.float32)
 
     def expanded(self, means: Tensor) -> dict[str, Tensor]:
-        """Each parameter's coordinates with the value of their block."""
+        """Gives each coordinate of each parameter the value of its block."""
         if means.shape != self._sizes.shape:
             raise ValueError(f"Expected {len(self)} numbers, one per block, got {tuple(means.shape)}.")
         return {name: means[self._index[name]].expand(shape).clone() for name, shape in self._shapes.items()}
@@ -176,7 +176,7 @@ class Blocks(Sequence[Block]):
 
 
 def _projections(module: nn.Module) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Projections of an attention: their name, their parameters, and what equal shares of their rows are."""
+    """Finds the projections of an attention: their names, parameters, and names for shares of their rows."""
     found = [heads for heads in (getattr(module, name, None) for name in _HEADS) if type(heads) is int]
     if not found:
         return

@@ -1,6 +1,6 @@
-"""What a peer may send: checks of plain data and of tensors, for nodes and servers alike.
+"""Checks plain data and tensors from a peer, for nodes and servers alike.
 
-Each raises a ValueError that names the field. Texts of a peer are cut short before they are shown.
+Each check raises a ValueError that names the field. Texts from a peer are truncated before they are shown.
 """
 
 import json
@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 LARGEST = 1e9
-"""The largest value of an update. Sums of such values are finite, and so are the losses of a small model that
-has them, so that no client ends a training by numbers that overflow."""
+"""The largest absolute value in an update. Sums of such values are finite, and so are the losses of a small
+model with such parameters, so that no client can end a training by overflow."""
 
 _LARGEST_WHOLE = 2**63 - 1
 _SHOWN = 80  # characters of a peer's text
 
 
 def read_json(text: object) -> Any:
-    """Plain data from a text, without numbers that are not finite and without names that occur twice."""
+    """Reads JSON, and refuses numbers that are not finite and names that occur twice."""
     if not isinstance(text, str):
-        raise ValueError(f"Expected a text of JSON, got {type(text).__name__}.")
+        raise ValueError(f"Expected JSON as a text, got {type(text).__name__}.")
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_once, parse_float=_finite)
     except RecursionError:
-        raise ValueError("Expected JSON of few levels.") from None
+        raise ValueError("Expected JSON with few levels.") from None
 
 
 def check_names(what: str, values: object, expected: Collection[str]) -> Mapping[str, Any]:
-    """Returns a mapping that has the expected names and no others."""
+    """Returns `values` if it is a mapping with the expected names and no others."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"Expected {what} to be names with values, got {type(values).__name__}.")
+        raise ValueError(f"Expected {what} to be a mapping of names to values, got {type(values).__name__}.")
     wrong = sorted(map(str, values.keys() ^ set(expected)))
     if wrong:
         raise ValueError(f"Expected {what} of the same training; missing or unknown: {shown(wrong)}.")
@@ -40,14 +40,14 @@ def check_names(what: str, values: object, expected: Collection[str]) -> Mapping
 
 
 def check_whole(name: str, value: object, *, least: int = 0, most: int = _LARGEST_WHOLE) -> int:
-    """Returns a whole number within its bounds. True and 3.0 are none."""
+    """Returns `value` if it is a whole number within the bounds. True and 3.0 are not."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"Expected {name}={shown(value)} to be a whole number from {least} to {most}.")
     return value
 
 
 def check_number(name: str, value: object, *, least: float = -math.inf, most: float = math.inf) -> float:
-    """Returns a finite number within its bounds, which are allowed. True and "1" are none."""
+    """Returns `value` as a float if it is a finite number within the bounds. True and "1" are not."""
     if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
         raise ValueError(f"Expected {name}={shown(value)} to be a number from {least:g} to {most:g}.")
     try:
@@ -60,7 +60,7 @@ def check_number(name: str, value: object, *, least: float = -math.inf, most: fl
 
 
 def check_plain(name: str, value: object) -> None:
-    """Raises unless options are names, texts, truth values and finite numbers of a usual size."""
+    """Raises unless options consist of names, texts, booleans and finite numbers below 2^63."""
     if isinstance(value, dict):
         for key, item in value.items():
             check_plain(f"{name}.{shown(key)}", item)
@@ -81,13 +81,13 @@ def check_arrays(
     non_negative: bool = False,
     most: float = math.inf,
 ) -> None:
-    """Raises unless there are the expected tensors: their names, shapes, types, layouts, and finite values.
+    """Raises unless the tensors have the expected names, shapes, types and layouts, and finite values.
 
     Args:
-        what: What they are.
+        what: The name of the record, for messages.
         values: Tensors by name.
-        expected: Others of the same names, shapes, types and layouts.
-        non_negative: Whether values below 0 are refused too, as of second moments.
+        expected: Tensors with the expected names, shapes, types and layouts.
+        non_negative: Whether negative values are refused, too, as for second moments.
         most: The largest absolute value.
     """
     for name, value in check_names(what, values, expected.keys()).items():
@@ -98,7 +98,7 @@ def _check_tensor(name: str, value: object, expected: Tensor, non_negative: bool
     if type(value) not in (Tensor, torch.nn.Parameter):
         raise ValueError(f"Expected {name} to be a tensor, got {type(value).__name__}.")
     assert isinstance(value, Tensor)
-    # A layout comes first: a sparse or nested tensor answers other questions by errors.
+    # The layout comes first: on a sparse or nested tensor the other questions raise.
     for kind, mine, other in (
         ("layout", expected.layout, value.layout),
         ("type", expected.dtype, value.dtype),
@@ -124,14 +124,14 @@ def _check_tensor(name: str, value: object, expected: Tensor, non_negative: bool
 
 
 def error_name(said: object) -> str:
-    """What a peer says went wrong, if it is the name of an error and nothing longer."""
+    """Returns a peer's error, if it is the name of an error and nothing longer."""
     if isinstance(said, str) and said.isidentifier() and said.isascii() and len(said) <= _SHOWN:
         return said
     return "an error without a name"
 
 
 def shown(value: object) -> str:
-    """A peer's value as a short text of one line."""
+    """Formats a peer's value as a short text of one line."""
     try:
         text = ", ".join(map(str, value)) if isinstance(value, list) else repr(value)
     except ValueError:  # a whole number of thousands of digits

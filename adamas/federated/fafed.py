@@ -1,14 +1,22 @@
-r"""DP-FAFED, after Wu et al. (2023): adaptive steps with STORM momentum.
+r"""DP-FAFED, after FAFED (Wu et al., 2023): adaptive steps with STORM momentum.
 
 .. math::
-    m^k            &= \tilde g(\theta^k) + (1-\alpha)\,(m^{k-1} - \tilde g(\theta^{k-1})) \\
-    v^k            &= \beta v^{k-1} + (1-\beta)\,\tilde g(\theta^k)^2 \\
-    \theta^{k+1}   &= \theta^k - \eta\, m^k/(\sqrt{\bar v}+\rho)
+    m^1            &= \alpha\,\tilde g(\theta^1) + (1-\alpha)\,\bar m                        \qquad (1) \\
+    m^k            &= \tilde g(\theta^k) + (1-\alpha)\,(m^{k-1} - \tilde g(\theta^{k-1}))    \qquad (2) \\
+    v^k            &= \beta v^{k-1} + (1-\beta)\,\tilde g(\theta^k)^2                        \qquad (3) \\
+    \theta^{k+1}   &= \theta^k - \eta\, m^k/(\sqrt{\bar v}+\rho)                             \qquad (4) \\
+    \bar m, \bar v &\leftarrow \text{averages of } m^K, v^K \text{ over the clients that answered}  \qquad (5)
 
-Both gradients are taken on the batch of step k: two queries. Moments are averaged over clients at the end of
-a round, and :math:`\bar v` does not change within it. At the first step of a round there is no
-:math:`\theta^{k-1}` of this client: :math:`m = \alpha\tilde g + (1-\alpha)\bar m`, one query. The paper
-has no private form; this one is ours.
+k counts the steps of a round, from 1, and :math:`v^0 = \bar v`. Both gradients of (2) are taken on the batch
+of step k: two queries. The first step of a round has no earlier point of this client, so that (1) needs one
+query. :math:`\bar v` in (4) does not change within a round. Parameters are averaged by (2) of
+`adamas.federated.fedavg`.
+
+X. Wu, F. Huang, Z. Hu and H. Huang, "Faster Adaptive Federated Learning", AAAI 2023, arXiv:2212.00974; STORM
+is A. Cutkosky and F. Orabona, "Momentum-Based Variance Reduction in Non-Convex SGD", NeurIPS 2019,
+arXiv:1905.10018.
+
+Differs from the paper, which has no private form: this one, (1) included, is ours.
 """
 
 from collections.abc import Mapping
@@ -16,27 +24,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adamas import _validate
-from adamas._numerics.sums import accumulation_dtype
-from adamas.federated.algorithm import (
-    Algorithm,
-    Client,
-    Records,
-    Round,
-    by_parameter,
-    copied,
-    differences,
-    moments_like,
-)
+from adamas.federated.algorithm import Round
+from adamas.federated.arrays import Records
+from adamas.federated.averaged_moments import AveragedMoments, start_moments
+from adamas.federated.client import Client, by_parameter
 from adamas.geometry import Value
 from adamas.rules.base import Options, Params, Rule, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class FAFED(Algorithm):
-    """Local steps with a variance-reduced momentum over shared second moments.
+class FAFED(AveragedMoments):
+    """Local steps with a variance-reduced momentum, over averaged second moments.
 
     Attributes:
         momentum: alpha, the share of the new gradient; 1 is without momentum.
@@ -52,7 +53,7 @@ class FAFED(Algorithm):
     queries: ClassVar[int] = 2
     sends: ClassVar[tuple[str, ...]] = ("parameters", "momentum", "second-moments")
     uploads: ClassVar[tuple[str, ...]] = ("increment", "momentum", "second-moments")
-    averages: ClassVar[tuple[str, ...]] = ("momentum", "second-moments")
+    averages: ClassVar[tuple[str, ...]] = ("momentum", "second-moments")  # (5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,16 +61,9 @@ class FAFED(Algorithm):
         _validate.decay(beta=self.beta)
         _validate.positive(rho=self.rho)
 
-    def start(self, model: nn.Module) -> Records:
-        """See `Algorithm.start`."""
-        state = super().start(model)
-        zeros = moments_like(state["parameters"])
-        return state | {"momentum": zeros, "second-moments": copied(zeros)}
-
-    def train(self, client: Client, received: Records, round: Round) -> Records:
-        """See `Algorithm.train`."""
-        client.load(received["parameters"])
-        rule = Storm(
+    def rule(self, client: Client, received: Records, round: Round) -> "Storm":
+        """See `AveragedMoments.rule`."""
+        return Storm(
             client.parameters.values(),
             lr=self.rate(round),
             momentum=self.momentum,
@@ -78,8 +72,12 @@ class FAFED(Algorithm):
             moments=by_parameter(client, received["momentum"]),
             second_moments=by_parameter(client, received["second-moments"]),
         )
+
+    def make_steps(self, client: Client, rule: Rule, steps: int) -> None:
+        """See `AveragedMoments.make_steps`. From the second step on, a step has two releases."""
+        assert isinstance(rule, Storm)
         before: dict[Tensor, Tensor] = {}
-        with client.private_run(rule, round.local_steps) as run:
+        with client.private_run(rule, steps) as run:
             for batch in run.batches():
                 if before:
                     here = {p: p.detach().clone() for p in before}
@@ -90,28 +88,23 @@ class FAFED(Algorithm):
                 before = {p: p.detach().clone() for p in release.mean}
                 release.write_to(rule)
                 rule.step()
-        kept = {name: rule.state[p] for name, p in client.parameters.items()}
-        return {
-            "increment": differences(client.parameters, received["parameters"]),
-            "momentum": {name: state["m"] for name, state in kept.items()},
-            "second-moments": {name: state["v"] for name, state in kept.items()},
-        }
 
 
 class Storm(Rule):
-    """Steps along a momentum from which the change of the gradient between two steps is known.
+    """Steps along a momentum that is corrected by the change of the gradient between two steps.
 
     Args:
         params: Parameters.
         lr: Learning rate.
-        momentum: The share of the new gradient.
+        momentum: alpha, the share of the new gradient.
         beta: Decay of the second moment.
         rho: Added to the root of the second moment.
-        moments: Where the momentum starts.
-        second_moments: Where the second moment starts; what every step divides by.
+        moments: Initial momentum.
+        second_moments: Initial second moment, whose root divides every step.
 
     Attributes:
-        earlier: The release at the parameters of the step before, on the batch of the coming step.
+        earlier: The release at the parameters of the previous step, on the batch of the coming step; None
+            before the second step.
     """
 
     def __init__(
@@ -127,23 +120,19 @@ class Storm(Rule):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "beta": beta, "rho": rho})
         self.earlier: Mapping[Tensor, Tensor] | None = None
-        self._divisor = {}
-        for p, m in moments.items():
-            dtype = accumulation_dtype(p.dtype)
-            v = second_moments[p].to(dtype, copy=True)
-            self._divisor[p] = v.sqrt() + rho
-            self.state[p] = {"m": m.to(dtype, copy=True), "v": v}
+        start_moments(self, first=moments, second=second_moments)
+        self._divisor = {p: state["v"].sqrt() + rho for p, state in self.state.items()}
 
     def _update(
         self, p: Tensor, gradient: Tensor, noise_variance: Value, group: Options, state: State
     ) -> None:
         g, share = gradient.to(state["m"].dtype), group["momentum"]
         if self.earlier is None:
-            state["m"].lerp_(g, share)
+            state["m"].lerp_(g, share)  # (1)
         else:
-            state["m"].sub_(self.earlier[p]).mul_(1 - share).add_(g)
-        state["v"].mul_(group["beta"]).addcmul_(g, g, value=1 - group["beta"])
-        p.addcdiv_(state["m"], self._divisor[p], value=-group["lr"])
+            state["m"].sub_(self.earlier[p]).mul_(1 - share).add_(g)  # (2)
+        state["v"].mul_(group["beta"]).addcmul_(g, g, value=1 - group["beta"])  # (3)
+        p.addcdiv_(state["m"], self._divisor[p], value=-group["lr"])  # (4)
 
 
 @torch.no_grad()

@@ -1,11 +1,19 @@
-r"""DP-FedAvg-LS: DP-FedAvg with Laplacian smoothing (Liang et al., 2020).
+r"""DP-FedAvg-LS: DP-FedAvg with Laplacian smoothing, after DP-Fed-LS (Liang et al., 2020).
 
 .. math::
-    \theta_i^{k+1} = \theta_i^k - \eta(A^{-1}\tilde g_i^k + \lambda\theta_i^k), \qquad
-    A = I + \sigma_{LS} L
+    A              &= I + \sigma_{LS} L                                                   \qquad (1) \\
+    \theta_i^{k+1} &= \theta_i^k - \eta(A^{-1}\tilde g_i^k + \lambda\theta_i^k)           \qquad (2)
 
-with L the Laplacian of a ring through the coordinates of a tensor: neighbours are averaged, and so is their
-noise. Smoothing acts on what was released, so it costs no privacy.
+L is the Laplacian of a ring through the coordinates of a tensor: neighbours are averaged, and so is their
+noise. Smoothing acts on releases, so it costs no privacy. The server averages increments: (2) of
+`adamas.federated.fedavg`.
+
+Z. Liang, B. Wang, Q. Gu, S. Osher and Y. Yao, "Differentially Private Federated Learning with Laplacian
+Smoothing", 2020, arXiv:2005.00218. The smoothing is that of S. Osher, B. Wang, P. Yin, X. Luo, F. Barekat,
+M. Pham and A. Lin, "Laplacian Smoothing Gradient Descent", 2018, arXiv:1806.06317.
+
+Differs from the paper: it smooths the noisy aggregate on the server; here each client smooths its private
+gradients, tensor by tensor.
 """
 
 import math
@@ -16,7 +24,8 @@ from torch import Tensor
 
 from adamas import _validate
 from adamas._numerics.sums import accumulation_dtype
-from adamas.federated.algorithm import Client, Round
+from adamas.federated.algorithm import Round
+from adamas.federated.client import Client
 from adamas.federated.fedavg import FedAvg
 from adamas.geometry import Value
 from adamas.rules.base import Options, Params, Rule, State
@@ -27,9 +36,9 @@ class FedAvgLS(FedAvg):
     """`FedAvg` on smoothed gradients.
 
     Attributes:
-        smoothing: sigma_LS, how much neighbours are averaged; 0 is `FedAvg`.
+        smoothing: sigma_LS, the strength of the averaging over neighbours; 0 is `FedAvg`.
 
-    Differs from public code, which takes the smoothed step and the plain one as well.
+    Differs from public code, which makes the smoothed step and then the plain one, too.
     """
 
     smoothing: float = 1.0
@@ -54,7 +63,7 @@ class SmoothedSGD(Rule):
     Args:
         params: Parameters.
         lr: Learning rate.
-        weight_decay: Decoupled.
+        weight_decay: Decoupled weight decay.
         smoothing: sigma_LS.
     """
 
@@ -66,15 +75,15 @@ class SmoothedSGD(Rule):
     ) -> None:
         p.mul_(1 - group["lr"] * group["weight_decay"])
         smooth = smoothed(gradient.to(accumulation_dtype(p.dtype)), group["smoothing"])
-        p.add_(smooth, alpha=-group["lr"])
+        p.add_(smooth, alpha=-group["lr"])  # (2)
 
 
 def smoothed(values: Tensor, smoothing: float) -> Tensor:
-    r"""Solves :math:`(I + \sigma L) x = values` on the ring of a tensor's coordinates.
+    r"""Solves :math:`(I + \sigma L) x = values`, with A of (1), on the ring of a tensor's coordinates.
 
-    A ring's Laplacian is diagonal for the Fourier transform: frequency j is divided by
-    :math:`1 + 2\sigma(1 - \cos(2\pi j/n))`. A ring of two coordinates has one neighbour twice, and one alone
-    has itself, so both formulas hold.
+    The Fourier transform diagonalises a ring's Laplacian: frequency j is divided by
+    :math:`1 + 2\sigma(1 - \cos(2\pi j/n))`. The formula also holds for two coordinates, which are neighbours
+    twice, and for one, which is its own neighbour.
 
     Example:
         >>> smoothed(torch.tensor([4.0, 0.0, 0.0, 0.0]), 1.0)
@@ -85,6 +94,6 @@ def smoothed(values: Tensor, smoothing: float) -> Tensor:
     if not n:
         return values.clone()
     frequencies = torch.arange(n // 2 + 1, dtype=torch.float64, device=flat.device) * (2 * math.pi / n)
-    divisor = (1 + 2 * smoothing * (1 - torch.cos(frequencies))).to(flat.dtype)
+    divisor = (1 + 2 * smoothing * (1 - torch.cos(frequencies))).to(flat.dtype)  # (1)
     result: Tensor = torch.fft.irfft(torch.fft.rfft(flat) / divisor, n=n)
     return result.view(values.shape)

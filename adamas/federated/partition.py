@@ -1,4 +1,4 @@
-"""How the examples of a data set are spread over clients."""
+"""Divides the examples of a data set among clients."""
 
 import numpy as np
 
@@ -13,24 +13,25 @@ def dirichlet_partition(
 ) -> list[np.ndarray]:
     """Gives each client a share of every class, drawn from a Dirichlet distribution.
 
-    As it is, the examples of each class are divided among the clients, whose numbers of examples differ. With
-    `equal_sizes` each client has a mixture of the classes, and all have as many examples (after Hsu et al.,
-    2019): with few classes that is the only way in which every client has enough. The last ones take what
-    the others have left.
+    By default the examples of each class are divided among the clients, so that clients differ in size. With
+    `equal_sizes` each client draws a mixture of classes, and all clients have the same size, after T.-M. H.
+    Hsu, H. Qi and M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019, arXiv:1909.06335. With few classes only this gives every client enough examples.
+    The last clients take what is left.
 
     Args:
         labels: The class of each example.
-        clients: How many.
-        alpha: Concentration: 0.1 gives a client few classes, 100 all of them alike.
-        seed: Of the draw, which is public.
-        least: The fewest examples of a client; draws with fewer are drawn again.
-        equal_sizes: Draw mixtures of classes for clients of the same size, up to one example.
+        clients: Number of clients.
+        alpha: Concentration: with 0.1 a client has few classes, with 100 all classes in equal shares.
+        seed: Seed of the draw, which is public.
+        least: Minimum number of examples of a client; partitions with fewer are drawn again.
+        equal_sizes: Whether clients have the same size, up to one example, with mixtures of classes.
 
     Returns:
-        For each client the places of its examples, in order. Every example belongs to one client.
+        For each client the indices of its examples, in order. Every example belongs to one client.
 
     Raises:
-        ValueError: If no draw of many has enough examples for each client.
+        ValueError: If none of many draws gives every client enough examples.
 
     Example:
         >>> parts = dirichlet_partition(np.repeat([0, 1], 50), clients=4, alpha=0.5, seed=0, least=5)
@@ -62,7 +63,7 @@ def dirichlet_partition(
 def _shares(
     places: list[np.ndarray], clients: int, alpha: float, generator: np.random.Generator
 ) -> list[np.ndarray]:
-    """Divides each class among the clients."""
+    """Divides each class among the clients, by shares from a Dirichlet distribution."""
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for members in places:
         shuffled = generator.permutation(members)
@@ -76,7 +77,7 @@ def _shares(
 def _mixtures(
     places: list[np.ndarray], clients: int, alpha: float, generator: np.random.Generator
 ) -> list[np.ndarray]:
-    """Fills one client after the other with a mixture of the classes of which there is something left."""
+    """Fills one client after the other with a mixture of the classes that have examples left."""
     shuffled = [generator.permutation(members) for members in places]
     left = np.array([len(members) for members in places])
     size, larger = divmod(left.sum(), clients)

@@ -1,4 +1,4 @@
-"""The algorithms by name."""
+"""Federated algorithms by name."""
 
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.fafed import FAFED

@@ -1,4 +1,4 @@
-"""The server's side of a federated training: whom it asks, which answers it takes, and what it costs."""
+"""The server of a federated training: chooses clients, checks and combines their answers, counts the cost."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,11 @@ from adamas import _validate
 from adamas._streams import Seed
 from adamas.accounting.ledger import Ledger
 from adamas.engines import Stacked, trainable_parameters
-from adamas.errors import UnsupportedError
 from adamas.federated.accounting import Plan
-from adamas.federated.algorithm import Algorithm, Arrays, Records, Round
+from adamas.federated.algorithm import Algorithm, Round
+from adamas.federated.arrays import Arrays, Records
 from adamas.federated.checks import LARGEST, check_arrays, check_names
+from adamas.federated.preconditions import check_algorithm, check_rates, check_sizes
 from adamas.geometry import Geometry
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
@@ -26,12 +27,12 @@ _LOG = logging.getLogger("adamas.federated")
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of a round; for the unit "client" for the server's eyes only, since it names who took part.
+    """The outcome of a round. It names who took part, so for the unit "client" only the server may see it.
 
     Attributes:
         number: 0, 1, ...
-        answered: Clients whose update was taken.
-        left_out: Client -> why its update was not taken.
+        answered: Clients whose update was used.
+        left_out: Client -> why its update was not used.
     """
 
     number: int
@@ -40,11 +41,11 @@ class RoundReport:
 
 
 class NoAnswerError(RuntimeError):
-    """No client that was asked gave an update that can be used.
+    """No client that was asked sent a usable update.
 
     Args:
-        message: Says so.
-        report: What became of the round.
+        message: The text of the error.
+        report: The outcome of the round.
     """
 
     def __init__(self, message: str, report: RoundReport) -> None:
@@ -56,28 +57,28 @@ class Server:
     """A federated training, round by round: `open_round`, then `close_round` with the answers.
 
     Args:
-        algorithm: What clients and server compute.
-        model: The architecture with its initial parameters; it gets those of the last round.
-        sizes: Number of examples of each client, which is public; 0 for a client that did not come up, and
-            takes no part.
-        plan: What the privacy depends on. For the unit "record" its sampling rate must be that of the client
-            with the fewest examples.
+        algorithm: The algorithm that clients and server run.
+        model: The architecture with its initial parameters. After each round it holds the new ones.
+        sizes: Number of examples of each client, which is public; 0 for an absent client, which takes no
+            part.
+        plan: The quantities that the guarantee depends on. For the unit "record" its sampling rate must be
+            that of the client with the fewest examples.
         batch_size: Expected number of examples of a local step.
-        participation: Share of the clients that take part in a round: a fixed number of them, drawn at
-            random; for the unit "client", each by a coin of its own.
-        noise_multiplier: Of the clients' releases, or for the unit "client", of the server's.
-        clip_norm: To which the server clips whole updates, for the unit "client".
-        seed: Of the choice of clients and the server's noise; None takes a secret one.
+        participation: Share of the clients in a round: a fixed number, drawn at random; for the unit
+            "client", each client is drawn independently.
+        noise_multiplier: Noise multiplier of the clients' releases; for the unit "client", of the server's.
+        clip_norm: Norm to which the server clips whole updates, for the unit "client".
+        seed: Seed of the choice of clients and of the server's noise; None draws a secret one.
 
     Attributes:
         state: The algorithm's state.
-        present: The clients that came up.
+        present: The clients that are present.
         round: The round that is next, or open.
-        lost: Rounds of which no update was taken.
-        asked: How many rounds each client was asked to take part in, which is what its records are charged
-            for. Not counted where the choice is secret.
-        secret: Whether it must stay private who takes part: for the unit "client", and where the plan counts
-            on participation.
+        lost: Number of rounds without a usable update.
+        asked: Number of rounds that each client was asked to take part in, for which its records are
+            charged. Not counted if the choice is secret.
+        secret: Whether it must stay private who takes part: for the unit "client", and if the plan counts on
+            participation.
     """
 
     def __init__(
@@ -98,53 +99,11 @@ class Server:
         _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         _validate.positive(clip_norm=clip_norm)
         present = [client for client, size in enumerate(sizes) if size]
-        fewest = min((sizes[client] for client in present), default=0)
-        if fewest < batch_size:
-            raise ValueError(
-                f"Expected clients with at least batch_size={batch_size} examples each, got {list(sizes)}. "
-                "Lower batch_size, or leave out the clients with fewer."
-            )
-        people = len(present) if plan.unit == "client" else max(sizes)
-        if plan.delta >= 1 / people:
-            raise ValueError(
-                f"Expected a plan with delta={plan.delta:g} < {1 / people:.3g}, one over the number of "
-                f"{'clients' if plan.unit == 'client' else 'examples of the largest client'}: with more, "
-                "publishing one of them would count as private. Lower delta."
-            )
-        if plan.participation is not None and seed is not None:
-            raise ValueError(
-                "Expected seed=None with a plan that counts on participation: whoever knows the seed knows "
-                "who takes part."
-            )
-        if plan.participation is not None and algorithm.clients_remember:
-            raise UnsupportedError(
-                "A plan that counts on participation needs rounds that do not depend on who took part "
-                f"before, and clients of {type(algorithm).__name__} remember. Use participation=None in the "
-                "plan (count_on_participation=False), or another algorithm."
-            )
-        if plan.unit == "record" and plan.sampling_rate < batch_size / fewest * (1 - 1e-12):
-            raise ValueError(
-                f"Expected a plan whose sampling_rate={plan.sampling_rate:g} is at least batch_size / the "
-                f"fewest examples of a client = {batch_size / fewest:g}."
-            )
-        if plan.unit == "client" and algorithm.uploads != ("increment",):
-            raise UnsupportedError(
-                f"unit='client' adds noise to increments alone, and {type(algorithm).__name__} also uploads "
-                f"{', '.join(algorithm.uploads[1:])}. Use unit='record', or an algorithm such as dp-fedavg."
-            )
-        if plan.unit == "record" and plan.queries < algorithm.queries:
-            raise ValueError(
-                f"Expected a plan with queries={algorithm.queries}, the releases that "
-                f"{type(algorithm).__name__} makes on each batch, got queries={plan.queries}."
-            )
+        check_sizes(plan, sizes, batch_size)
+        check_algorithm(plan, algorithm, seed)
         expected = max(1, round(participation * len(present)))
-        share = plan.sampling_rate if plan.unit == "client" else plan.participation
-        if share is not None and share < expected / len(present) * (1 - 1e-12):
-            name = "sampling_rate" if plan.unit == "client" else "participation"
-            raise ValueError(
-                f"Expected a plan whose {name}={share:g} is at least {expected} of {len(present)} clients = "
-                f"{expected / len(present):g}, the share that takes part in a round."
-            )
+        fewest = min(sizes[client] for client in present)
+        check_rates(plan, fewest=fewest, batch_size=batch_size, expected=expected, clients=len(present))
         self.algorithm, self.model, self.plan = algorithm, model, plan
         self.sizes, self.batch_size = tuple(sizes), batch_size
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
@@ -168,7 +127,7 @@ class Server:
         return Round(self.round, self.plan.rounds, self.plan.local_steps, self.lost)
 
     def open_round(self) -> tuple[tuple[int, ...], Records]:
-        """The clients that are asked in this round, and what they get. From here on they are charged."""
+        """Opens the next round: returns its clients and what they receive, and charges the clients for it."""
         if self._open is not None:
             raise RuntimeError(
                 f"Expected close_round before the next open_round: round {self.round} is open."
@@ -187,14 +146,14 @@ class Server:
         return self._open, self.algorithm.broadcast(self.state)
 
     def close_round(self, answers: Mapping[int, Records | str]) -> RoundReport:
-        """Takes the answers of a round into the state.
+        """Combines the answers of a round into the next state.
 
         Args:
             answers: Client -> its update, or why there is none. A client without an entry did not answer.
 
         Raises:
-            NoAnswerError: If no answer can be used, for the unit "record". The state is as before, the round
-                is lost, and the next one may be opened.
+            NoAnswerError: If no answer is usable, for the unit "record". The state stays, the round is lost,
+                and the next one may be opened.
         """
         if self._open is None:
             raise RuntimeError("Expected open_round before close_round.")
@@ -213,8 +172,8 @@ class Server:
                 updates[client] = answer
         now = self.now
         self.round += 1
-        # For the unit "client" a round of nobody is released as noise: that nobody could be used would tell
-        # who was asked.
+        # For the unit "client" a round without updates is released as noise: to report that it had none
+        # would tell who was asked.
         used = bool(updates) or self.plan.unit == "client"
         state = self._next_state(updates, left_out, now) if used else None
         absent = {client: "did not come up" for client, size in enumerate(self.sizes) if not size}
@@ -236,13 +195,13 @@ class Server:
         return report
 
     def load_parameters(self) -> None:
-        """Gives the model the parameters of the state."""
+        """Copies the parameters of the state into the model."""
         with torch.no_grad():
             for name, p in trainable_parameters(self.model).items():
                 p.copy_(self.state["parameters"][name])
 
     def epsilons(self) -> list[float]:
-        """The epsilon that each client's records, or each client, have spent so far."""
+        """Computes the epsilon spent so far, for each client's records or for each client."""
         if self.secret:
             return [self.epsilon()] * len(self.sizes)
         keys = list(zip(self.sizes, self.asked, strict=True))
@@ -250,13 +209,13 @@ class Server:
         return [spent[key] for key in keys]
 
     def epsilon(self) -> float:
-        """The worst of `epsilons()`: what the training promises to everybody so far."""
+        """Computes the largest of `epsilons()`: the guarantee of the training so far."""
         if self.plan.unit == "client":
             return self.ledger.epsilon(self.plan.delta, self.plan.accountant) if self.ledger.entries else 0.0
         opened = self.round + (self._open is not None)
         if self.secret:
             return replace(self.plan, rounds=opened).epsilon(self.noise_multiplier) if opened else 0.0
-        # Fewer examples and more rounds cost more, so that few clients can be the worst.
+        # Fewer examples and more rounds cost more, so only few clients can be the worst.
         worst, fewest = 0.0, max(self.sizes) + 1
         for rounds, size in sorted(
             {(-asked, size) for size, asked in zip(self.sizes, self.asked, strict=True) if asked}
@@ -267,7 +226,7 @@ class Server:
         return worst
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restarted server needs to go on. A round that is open counts as lost there."""
+        """Returns what a restarted server needs to continue. An open round counts as lost there."""
         opened = self._open is not None
         return {
             "round": self.round + opened,
@@ -282,7 +241,7 @@ class Server:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from a saved state, in a server with the same settings that has not opened a round."""
+        """Continues from a saved state, in a server with the same settings that has not opened a round."""
         if self.round or any(self.asked):
             raise RuntimeError("Expected a server that has not opened a round.")
         if saved["seed"] != self._seed.given:
@@ -312,7 +271,7 @@ class Server:
     def _next_state(
         self, updates: dict[int, Records], left_out: dict[int, str], now: Round
     ) -> Records | None:
-        """The state after updates, without those that would make it overflow; None if none is left."""
+        """Computes the next state, without updates that would make it overflow; None if none is left."""
         given, expected = list(updates.values()), float(self.expected)
         if self.plan.unit == "client":
             given, expected = [{"increment": self._private_mean(given, now.number)}], 1.0
@@ -332,7 +291,7 @@ class Server:
         return None
 
     def _private_mean(self, updates: list[Records], number: int) -> Arrays:
-        """The sum of clipped increments with noise, over the expected number of clients."""
+        """Releases the noisy sum of clipped increments, divided by the expected number of clients."""
         params: Arrays = dict(trainable_parameters(self.model))
         engines = []
         if updates:
@@ -349,12 +308,12 @@ class Server:
         return {name: release.mean[p] for name, p in params.items()}
 
     def _charged(self, number: int) -> tuple[int, ...]:
-        """Records the release of a round, whose noise needs no key: a round is never made twice."""
+        """Records the release of a round. Its noise needs no key: a round is never released twice."""
         self.ledger.record_release(self._sampler, number, self.noise_multiplier)
         return ()
 
     def _reason_against(self, update: object) -> str:
-        """Why an update cannot be used; empty if it can."""
+        """Says why an update is not usable; empty if it is."""
         expected = {"increment": self.state["parameters"]} | {
             name: self.state[name] for name in self.algorithm.uploads if name != "increment"
         }
@@ -368,7 +327,7 @@ class Server:
 
 
 def _reason_against_state(state: Records, before: Records) -> str:
-    """Why a state cannot follow another one; empty if it can."""
+    """Says why a state cannot follow another one; empty if it can."""
     try:
         for name, arrays in state.items():
             check_arrays(name, arrays, before[name])

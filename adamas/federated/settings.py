@@ -1,22 +1,25 @@
-"""What defines a federated training, as plain data that a command line, a file or a message can carry."""
+"""Settings of a federated training: plain data that a command line, a file or a message can carry."""
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.accounting.ledger import ACCOUNTANTS
+from adamas.data import DATASETS, VALIDATION
 from adamas.engines import ENGINES
-from adamas.experiment import training as experiment
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
 from adamas.federated.checks import read_json
 from adamas.federated.registry import ALGORITHMS
+from adamas.models import MODELS
 
-_KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # whose values are checked by type
+_KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # annotation -> type to check
+_GIVEN = ("input_shape", "classes")  # arguments of a model that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,31 +29,32 @@ class FederatedSettings:
     Attributes:
         algorithm: A name in `ALGORITHMS`.
         algorithm_options: Its hyperparameters.
-        task: What is trained on what: the name of a Python module, see `adamas.federated.Task`. Empty for
-            `data` and `model`.
-        data: A name in `adamas.data.DATASETS`, spread over the clients.
-        data_options: Its options.
+        task: Name of a Python module with model, data and loss; see `adamas.federated.Task`. Empty if `data`
+            and `model` are given.
+        data: A name in `adamas.data.DATASETS`, partitioned over the clients.
+        data_options: Options of the data set.
         dirichlet: Concentration of the classes on clients; see `dirichlet_partition`.
-        least_examples: The fewest examples of a client; None for `batch_size`. The client with the fewest
-            needs the most noise, and all have the same.
-        equal_sizes: Give all clients as many examples, of mixtures of classes; see `dirichlet_partition`.
+        least_examples: Minimum number of examples of a client; None for `batch_size`. The client with the
+            fewest examples needs the most noise, and all clients have the same.
+        equal_sizes: Whether all clients have the same number of examples; see `dirichlet_partition`.
         model: A name in `adamas.models.MODELS`.
-        model_options: Its options.
-        clients: How many.
-        participation: Share of them in a round.
-        rounds: How many.
-        local_steps: Of a client in a round.
+        model_options: Options of the model.
+        clients: Number of clients.
+        participation: Share of the clients that take part in a round.
+        rounds: Number of rounds.
+        local_steps: Steps of a client in a round.
         batch_size: Expected number of examples of a local step.
         unit: "record" or "client": whose influence is hidden.
-        epsilon: The budget, from which the noise follows; or give `noise_multiplier`.
-        noise_multiplier: Of each release; or give `epsilon`.
-        clip_norm: Of an example's gradient; for the unit "client", of a whole update.
-        delta: Of the guarantee.
+        epsilon: The budget, from which the noise is calibrated; or give `noise_multiplier`.
+        noise_multiplier: Noise multiplier of each release; or give `epsilon`.
+        clip_norm: Clipping norm of an example's gradient; for the unit "client", of a whole update.
+        delta: The delta of the guarantee.
         accountant: "pld" or "rdp".
-        count_on_participation: Let the random choice of clients count for the privacy of records (the nested
-            bound). Then nobody may know or choose who takes part: no file says it, and there is no `seed`.
+        count_on_participation: Whether the random choice of clients counts for the privacy of records (the
+            nested bound). Then nobody may know or choose who takes part: no file says it, and there is no
+            `seed`.
         engine: A name in `adamas.engines.ENGINES`, or "auto".
-        micro_batch_size: Most examples that a client processes at a time.
+        micro_batch_size: Maximum examples that a client processes at once.
         seed: Makes the training reproducible, and its noise known to whoever knows the number.
 
     Example:
@@ -133,31 +137,22 @@ class FederatedSettings:
             )
         self.make_algorithm()
         if self.data:
-            self.central()
-
-    def central(self) -> experiment.Settings:
-        """Data and model as settings of a central run."""
-        return experiment.Settings(
-            data=self.data,
-            data_options=self.data_options,
-            model=self.model,
-            model_options=self.model_options,
-            rule="sgd",
-            batch_size=self.batch_size,
-            delta=self.delta,
-            seed=self.public_seed,
-        )
+            data = self.data.removesuffix(VALIDATION)
+            _validate.one_of(DATASETS, data=data)
+            _validate.one_of(MODELS, model=self.model)
+            _check_options("data_options", self.data_options, DATASETS[data])
+            _check_options("model_options", self.model_options, MODELS[self.model])
 
     @property
     def public_seed(self) -> int:
-        """Of the initial weights and of the spread over clients, which are public."""
+        """Seed of the initial weights and of the partition over clients, which are public."""
         return 0 if self.seed is None else self.seed
 
     def make_algorithm(self, blocks: Blocks | None = None) -> Algorithm:
-        """The algorithm with its hyperparameters.
+        """Makes the algorithm with its hyperparameters.
 
         Args:
-            blocks: The partition of the parameters, for an algorithm that has blocks; None takes its own.
+            blocks: The partition of the parameters, for an algorithm with blocks; None takes its own.
         """
         kind = ALGORITHMS[self.algorithm]
         names = [one.name for one in fields(kind)]
@@ -177,8 +172,8 @@ class FederatedSettings:
         return kind(**options)
 
     def plan(self, sizes: list[int]) -> Plan:
-        """What the privacy depends on, given each client's number of examples, 0 for an absent one."""
-        present = max(1, self.clients - sizes.count(0))  # the others did not come up
+        """Makes the plan, given each client's number of examples: 0 for an absent one."""
+        present = max(1, self.clients - sizes.count(0))
         share = max(1, round(self.participation * present)) / present
         fewest = min((size for size in sizes if size), default=1)
         return Plan(
@@ -193,27 +188,27 @@ class FederatedSettings:
         )
 
     def noise(self, plan: Plan) -> float:
-        """The noise multiplier, given or calibrated."""
+        """Returns the noise multiplier, given or calibrated."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
         return plan.noise_multiplier(self.epsilon)
 
     def to_json(self) -> str:
-        """As text that `from_json` reads."""
+        """Writes the settings as text that `from_json` reads."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "FederatedSettings":
-        """From the text of `to_json`."""
+        """Reads the text of `to_json`."""
         return cls(**read_json(text))
 
     @classmethod
     def from_flat(cls, config: Mapping[str, Any]) -> "FederatedSettings":
-        """From one level of names, as Flower's configuration of a run has them.
+        """Reads one level of names, as in Flower's configuration of a run.
 
         Args:
-            config: Names with hyphens; an option's name follows a dot.
+            config: Names with hyphens; the name of an option follows a dot.
 
         Example:
             >>> FederatedSettings.from_flat({"algorithm": "dp-fedavg", "algorithm-options.lr": 0.1,
@@ -233,3 +228,10 @@ class FederatedSettings:
             else:
                 values[name] = value
         return cls(**values)
+
+
+def _check_options(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
+    known = [option for option in inspect.signature(factory).parameters if option not in _GIVEN]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"Expected {name} among {known}, got {option!r}.")

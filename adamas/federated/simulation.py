@@ -1,39 +1,27 @@
-"""Clients in the server's own process, one after the other: what every other transport must equal."""
+"""Simulates all clients in the server's process, one after another: the reference for other transports."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
 
-from adamas._streams import Seed
-from adamas.federated.algorithm import Client, Records, Round
-from adamas.federated.server import NoAnswerError, RoundReport, Server
+from adamas.federated.algorithm import Round
+from adamas.federated.arrays import Records
+from adamas.federated.client import Client
+from adamas.federated.rounds import Answers, client_seed
+from adamas.federated.server import Server
 
 _LOG = logging.getLogger("adamas.federated")
 
-Answers: TypeAlias = Mapping[int, Records | str]
-"""Client -> its update, or why there is none."""
-
-
-class Transport(Protocol):
-    """Carries what the server sends to clients, and their answers back."""
-
-    def sizes(self) -> list[int]:
-        """The number of examples of each client."""
-
-    def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
-        """Lets clients train for a round."""
-
 
 class InProcess:
-    """A transport that carries nothing anywhere.
+    """A transport within one process: it calls the clients directly.
 
     Args:
         server: The training.
-        clients: All of them.
-        seed: Of what clients draw; None lets each draw secret seeds.
+        clients: All clients.
+        seed: Seed from which the clients' seeds are derived; None lets each client draw secret ones.
 
     Raises:
-        ValueError: If a client would release something else than the server charges for.
+        ValueError: If a client's releases would not be those that the server charges for.
     """
 
     def __init__(self, server: Server, clients: Sequence[Client], seed: int | None = None) -> None:
@@ -54,7 +42,7 @@ class InProcess:
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
         """See `Transport.ask`.
 
-        A client whose training raises answers with the name of the error: its text could contain examples.
+        If a client's training raises, its answer is the name of the error: the text could contain examples.
         """
         answers: dict[int, Records | str] = {}
         for number in clients:
@@ -67,69 +55,3 @@ class InProcess:
                 _LOG.warning("%s left round %d out.", name, round.number, exc_info=True)
                 answers[number] = type(error).__name__
         return answers
-
-
-def run_rounds(
-    server: Server,
-    transport: Transport,
-    *,
-    opened: Callable[[], None] = lambda: None,
-    closed: Callable[[RoundReport], None] = lambda _: None,
-) -> None:
-    """Runs the rounds that are left.
-
-    Args:
-        server: The training.
-        transport: How its clients are reached.
-        opened: Called when a round was opened and charged, before any client is asked.
-        closed: Called after each round, also after one without an update.
-
-    Raises:
-        NoAnswerError: If all clients were asked since the last update, or no round had one. Rounds in which
-            some had no usable answer are lost, and the training goes on.
-
-    Example:
-        >>> import torch
-        >>> from torch.nn import functional as F
-        >>> from torch.utils.data import TensorDataset
-        >>> from adamas.federated import Client, FedAdamW, InProcess, Plan, Server, run_rounds
-        >>> def loss(model, batch):
-        ...     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        >>> parts = [TensorDataset(torch.randn(n, 2), torch.randint(2, (n,))) for n in (50, 60, 70, 80)]
-        >>> algorithm = FedAdamW(lr=0.01)
-        >>> plan = Plan(rounds=3, local_steps=5, sampling_rate=10 / 50, delta=1e-3, accountant="rdp")
-        >>> noise = plan.noise_multiplier(epsilon=8.0)
-        >>> server = Server(algorithm, torch.nn.Linear(2, 2), sizes=[len(part) for part in parts], plan=plan,
-        ...                 batch_size=10, participation=0.5, noise_multiplier=noise)
-        >>> clients = [Client(torch.nn.Linear(2, 2), part, loss, batch_size=10, noise_multiplier=noise,
-        ...                   clip_norm=1.0, delta=1e-3) for part in parts]
-        >>> run_rounds(server, InProcess(server, clients))
-        >>> server.round, 0 < server.epsilon() <= 8.0
-        (3, True)
-    """
-    if transport.sizes() != list(server.sizes):
-        raise ValueError(f"Expected clients with {list(server.sizes)} examples, got {transport.sizes()}.")
-    silent: set[int] = set()  # clients that were asked since the last update
-    while len(server):
-        clients, records = server.open_round()
-        opened()
-        lost = None
-        try:
-            report = server.close_round(transport.ask(clients, records, server.now))
-        except NoAnswerError as error:
-            report, lost = error.report, error
-        silent = set() if report.answered else silent | set(clients)
-        if silent >= set(server.present) or (lost and not len(server) and server.lost == server.round):
-            raise lost or NoAnswerError(
-                "All clients were asked, and none gave an update that can be used. Their logs say more.",
-                report,
-            )
-        closed(report)
-
-
-def client_seed(seed: int | None, client: int, round: int) -> int | None:
-    """The seed of a client's round, as a function of the training's."""
-    if seed is None:
-        return None
-    words = Seed(seed).words("client", client, round, count=8)
-    return int.from_bytes(words.tobytes(), "little")

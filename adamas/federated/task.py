@@ -1,4 +1,4 @@
-"""What a federated training trains, and on whose data: of the package, or a module of the user's."""
+"""Tasks: the model, the clients' data and the loss of a training, of the package or of a user's module."""
 
 import copy
 import importlib
@@ -11,45 +11,48 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from adamas.data import Data, load
+from adamas._streams import Seed
+from adamas.data import VALIDATION, Data, load
 from adamas.engines import Loss
-from adamas.experiment import training as experiment
+from adamas.experiment.activations import on_activations
+from adamas.experiment.training import PUBLISHED_WEIGHTS, cross_entropy
 from adamas.federated.blocks import Blocks
 from adamas.federated.partition import dirichlet_partition
 from adamas.federated.settings import FederatedSettings
+from adamas.models import MODELS
 
 _NEEDED = ("make_model", "client_data", "loss")
 
 
 class Task(Protocol):
-    """What clients and server need to know of a task.
+    """The model, the clients' data and the loss of a training.
 
-    A Python module is one, if it has the functions `make_model`, `client_data` and `loss`; `test_data` and
-    `make_blocks` are optional there.
+    A Python module is a task if it has the functions `make_model`, `client_data` and `loss`. There
+    `test_data` and `make_blocks` are optional.
     """
 
     def make_model(self) -> nn.Module:
-        """A model with its initial parameters, the same everywhere."""
+        """Makes a model with its initial parameters, which are the same everywhere."""
 
     def client_data(self, client: int, clients: int) -> Dataset[Any]:
-        """The examples of one of so many clients; called on the client's machine alone."""
+        """Returns the examples of a client, of `clients` in all; called on the client's machine only."""
 
     @property
     def loss(self) -> Loss:
         """A function of model and batch: one loss per example."""
 
     def test_data(self) -> TensorDataset | None:
-        """Public examples that the server evaluates a classifier on, inputs and labels; None for none."""
+        """Returns public inputs and labels, on which the server evaluates a classifier; None for none."""
 
     def make_blocks(self, model: nn.Module) -> Blocks | None:
-        """Which parameters share a second moment; None leaves it to the algorithm."""
+        """Partitions the parameters that share a second moment; None leaves it to the algorithm."""
 
     def label_counts(self) -> list[list[int]] | None:
-        """How many examples of each class each client has, where that is public; None where it is not."""
+        """Counts each client's examples of each class; None if that is not public."""
 
 
 def make_task(settings: FederatedSettings) -> Task:
-    """The task that the settings name.
+    """Makes the task that the settings name.
 
     Raises:
         ValueError: If the module cannot be imported or lacks a function.
@@ -69,17 +72,20 @@ def make_task(settings: FederatedSettings) -> Task:
 
 
 class DataTask:
-    """A data set of the package, spread over clients, and a model of the package.
+    """A data set of the package, partitioned over clients, and a model of the package.
 
     Every client holds the whole data set and takes its part: this is for simulations.
 
     Args:
-        settings: Names of data and model, the clients and the spread.
-        load: Takes the name of a data set and its options, as `adamas.data.load`.
+        settings: Names of data and model, and the partition.
+        load: Loads a data set by its name and options, as `adamas.data.load`.
     """
 
     def __init__(self, settings: FederatedSettings, load: Callable[..., Data] = load) -> None:
-        _, self._model, self._data = experiment.task(settings.central(), load)
+        name = settings.data.removesuffix(VALIDATION)
+        data = load(name, **settings.data_options)
+        self._model, data = on_activations(_initial_model(settings, data), data)
+        self._data = data if name == settings.data else data.with_validation()
         self._parts = dirichlet_partition(
             self._labels(),
             clients=settings.clients,
@@ -92,7 +98,7 @@ class DataTask:
     @property
     def loss(self) -> Loss:
         """Cross-entropy."""
-        return experiment.cross_entropy
+        return cross_entropy
 
     def make_model(self) -> nn.Module:
         """See `Task.make_model`."""
@@ -121,10 +127,10 @@ class DataTask:
 
 
 class ModuleTask:
-    """A module of the user's as a task.
+    """A user's module as a task.
 
     Args:
-        module: See `Task`.
+        module: The module; see `Task`.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -158,3 +164,13 @@ class ModuleTask:
 
     def label_counts(self) -> None:
         """See `Task.label_counts`."""
+
+
+def _initial_model(settings: FederatedSettings, data: Data) -> nn.Module:
+    """Makes the model before its first step: with a seed, that of a central training with the same seed."""
+    options = dict(settings.model_options)
+    if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
+        options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
+    with torch.random.fork_rng():
+        torch.manual_seed(int(Seed(settings.public_seed).words("initial weights", count=1)[0]))
+        return MODELS[settings.model](data.input_shape, data.classes, **options)

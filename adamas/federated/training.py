@@ -1,7 +1,7 @@
-"""One federated training from settings to files, over whatever carries the messages.
+"""Runs a federated training from settings to files, over any transport.
 
-Files in its folder: `state.safetensors`, from which it goes on; `rounds.jsonl`, a line for each round; at the
-end `result.json` and `model.safetensors`.
+Files in its folder: `state.safetensors`, from which a stopped training continues; `rounds.jsonl`, with a
+line per round; and at the end `result.json` and `model.safetensors`.
 """
 
 import json
@@ -17,10 +17,11 @@ from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import bound
 from adamas.experiment.training import accuracy
-from adamas.federated.algorithm import Client
+from adamas.federated.client import Client
+from adamas.federated.rounds import Transport, run_rounds
 from adamas.federated.server import NoAnswerError, RoundReport, Server
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import InProcess, Transport, run_rounds
+from adamas.federated.simulation import InProcess
 from adamas.federated.task import Task
 from adamas.run.loop import SEED_WARNING
 
@@ -31,10 +32,10 @@ RESULT = "result.json"
 MODEL = "model.safetensors"
 
 Line = dict[str, Any]
-"""What is kept of a round, or of a training."""
+"""The record of a round, or of a training."""
 
 Connect = Callable[[Server], Transport]
-"""Reaches the clients of a server."""
+"""Makes the transport to the clients of a server."""
 
 
 def train(
@@ -46,19 +47,19 @@ def train(
     connect: Connect,
     progress: Callable[[Line], None] = lambda _: None,
 ) -> Line:
-    """Runs a training, or the rest of it, and returns its result.
+    """Runs a training, or continues a stopped one, and returns its result.
 
     Args:
         settings: The training.
         task: Its model and test data.
-        out: The folder. One that holds a training of the same settings is continued.
-        sizes: The number of examples of each client.
-        connect: How the clients are reached.
+        out: The folder. A stopped training with the same settings is continued.
+        sizes: Number of examples of each client.
+        connect: Makes the transport.
         progress: Called with each round's line.
 
     Raises:
-        ValueError: If the folder holds a training of other settings, or a finished one.
-        NoAnswerError: If no client gives an answer that can be used; the folder then holds what was reached.
+        ValueError: If the folder holds a training with other settings, or a finished one.
+        NoAnswerError: If no client sends a usable update. The folder then holds the state that was reached.
     """
     with own_folder(out, [STATE, ROUNDS, MODEL, RESULT]):
         return _train(settings, task, out, sizes, connect, progress)
@@ -84,11 +85,11 @@ def _train(
     def closed(report: RoundReport) -> None:
         nonlocal last
         line: Line = {"round": report.number + 1}
-        if not server.secret:  # else it is private who took part, and the time tells how many
+        if not server.secret:  # else who took part is private, and the time would tell how many
             line["answered"] = list(report.answered)
             line["left_out"] = {str(client): reason for client, reason in report.left_out.items()}
             line["seconds"] = round(time.perf_counter() - last, 2)
-        _save(server, settings, out)  # before anything of the round is shown
+        _save(server, settings, out)  # before anything about the round is shown
         if test is not None:
             line["test_accuracy"] = accuracy(server.model, test)
         with (out / ROUNDS).open("a") as file:
@@ -97,8 +98,8 @@ def _train(
         progress(line)
 
     try:
-        # What a round costs is on disk before a client is asked, so that a crash cannot hide it: the round is
-        # then lost, and the training goes on with the next one, within its budget.
+        # The cost of a round is on disk before a client is asked, so that a crash cannot hide it. The round
+        # is then lost, and the training continues with the next one, within its budget.
         run_rounds(server, transport, opened=lambda: _save(server, settings, out), closed=closed)
     except NoAnswerError:
         _save(server, settings, out)
@@ -107,7 +108,7 @@ def _train(
         "test_accuracy": None if test is None else accuracy(server.model, test),
         "label_counts": None if settings.unit == "client" else task.label_counts(),
     }
-    # Copies, since weights that are tied share their memory, which the file's format does not allow.
+    # Copies: tied weights share memory, which the file format does not allow.
     weights = {name: value.clone().contiguous() for name, value in server.model.state_dict().items()}
     replace_file(out / MODEL, lambda path: write_tensors(path, weights))
     replace_text(out / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
@@ -117,7 +118,7 @@ def _train(
 def train_in_process(
     settings: FederatedSettings, task: Task, out: Path, *, progress: Callable[[Line], None] = lambda _: None
 ) -> Line:
-    """Runs a training with all clients in this process; see `train`."""
+    """Runs a training with all clients in this process. See `train`."""
 
     def connect(server: Server) -> InProcess:
         return in_process(server, settings, task)
@@ -126,7 +127,7 @@ def train_in_process(
 
 
 def in_process(server: Server, settings: FederatedSettings, task: Task) -> InProcess:
-    """All clients of a server in this process, with one model: each round begins by overwriting it."""
+    """Makes all clients in this process. They share one model, which each round begins by overwriting."""
     noise = server.noise_multiplier
     clients = [make_client(settings, task, number, noise) for number in range(settings.clients)]
     for client in clients[1:]:
@@ -135,7 +136,7 @@ def in_process(server: Server, settings: FederatedSettings, task: Task) -> InPro
 
 
 def client_sizes(settings: FederatedSettings, task: Task) -> list[int]:
-    """The number of examples of each client, where all of them are here."""
+    """Counts the examples of each client, if all data is in this process."""
     return [
         len(task.client_data(number, settings.clients))  # type: ignore[arg-type]
         for number in range(settings.clients)
@@ -143,7 +144,7 @@ def client_sizes(settings: FederatedSettings, task: Task) -> list[int]:
 
 
 def make_server(settings: FederatedSettings, task: Task, sizes: Sequence[int]) -> Server:
-    """The server's side of a training, before its first round."""
+    """Makes the server of a training, before its first round."""
     plan = settings.plan(list(sizes))
     model = task.make_model()
     return Server(
@@ -160,7 +161,7 @@ def make_server(settings: FederatedSettings, task: Task, sizes: Sequence[int]) -
 
 
 def make_client(settings: FederatedSettings, task: Task, number: int, noise_multiplier: float) -> Client:
-    """A client's side, with fresh memory and ledger."""
+    """Makes a client with an empty memory and ledger."""
     by_record = settings.unit == "record"
     return Client(
         task.make_model(),
@@ -172,7 +173,7 @@ def make_client(settings: FederatedSettings, task: Task, number: int, noise_mult
         delta=settings.delta,
         engine=settings.engine,
         micro_batch_size=settings.micro_batch_size,
-        allow_large_delta=not by_record,  # the server's delta is then about clients, not about records
+        allow_large_delta=not by_record,  # the delta is then about clients, not about records
     )
 
 
@@ -198,7 +199,7 @@ def _result(server: Server, settings: FederatedSettings) -> Line:
 
 
 def _privacy_statement(server: Server, settings: FederatedSettings, epsilon: float) -> str:
-    """The guarantee in words."""
+    """Writes the guarantee as sentences."""
     noise = server.noise_multiplier
     if not math.isfinite(epsilon):
         return "The training is NOT PRIVATE, its epsilon is infinite: its noise multiplier is 0."
@@ -222,7 +223,7 @@ def _privacy_statement(server: Server, settings: FederatedSettings, epsilon: flo
 
 
 def _save(server: Server, settings: FederatedSettings, out: Path) -> None:
-    """One file, so that tensors and counters are of the same round."""
+    """Writes tensors and counters to one file, so that they are of the same round."""
     content = {"server": server.state_dict(), "settings": json.loads(settings.to_json())}
     write_archive(out / STATE, _KIND, _VERSION, content)
 
@@ -240,14 +241,14 @@ def _load(server: Server, settings: FederatedSettings, out: Path) -> None:
             )
     if server.algorithm.clients_remember:
         raise ValueError(
-            f"Expected --out without a begun training: clients of {settings.algorithm} keep what a new start "
-            f"does not find. Choose another folder than {out}."
+            f"Expected --out without a stopped training: the clients of {settings.algorithm} keep state that "
+            f"a restart does not find. Choose another folder than {out}."
         )
     server.load_state_dict(content["server"])
 
 
 def _trim(file: Path, rounds: int) -> None:
-    """Removes lines of rounds that the saved state does not have: they will be run again."""
+    """Removes the lines of rounds that the saved state does not include: they will run again."""
     if file.exists():
         kept = [line for line in file.read_text().splitlines() if _is_before(line, rounds)]
         file.write_text("".join(line + "\n" for line in kept))

@@ -120,7 +120,7 @@ def test_blocks_of_ones_own():
         ({"weight": torch.tensor(0), "bias": torch.tensor(0.0)}, r"\['bias'\] to hold whole numbers"),
         ({"weight": torch.tensor(0), "bias": torch.tensor(-1)}, r"\['bias'\] to hold whole numbers"),
         ({"weight": torch.tensor(0), "bias": torch.tensor([0, 1])}, r"broadcasts to \(3,\), got \(2,\)"),
-        ({"weight": torch.tensor(0), "bias": torch.tensor(2)}, r"those without: \[1\]"),
+        ({"weight": torch.tensor(0), "bias": torch.tensor(2)}, r"blocks without one: \[1\]"),
     ],
 )
 def test_bad_blocks_are_refused(index, message):

@@ -245,7 +245,7 @@ def test_a_training_whose_clients_remember_cannot_go_on_without_them(tmp_path):
 
     with pytest.raises(Stop):
         run(blobs(algorithm="dp-scaffold"), tmp_path, progress=stop)
-    with pytest.raises(ValueError, match="clients of dp-scaffold keep what a new start does not find"):
+    with pytest.raises(ValueError, match="clients of dp-scaffold keep state that a restart does not find"):
         run(blobs(algorithm="dp-scaffold"), tmp_path)
 
 

@@ -15,14 +15,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from adamas.accounting.ledger import Ledger
-from adamas.federated.algorithm import Algorithm, Client
+from adamas.federated.algorithm import Algorithm
 from adamas.federated.checks import check_arrays, check_names
+from adamas.federated.client import Client
 from adamas.federated.flower.messages import pack, packed_arrays, unpacked_arrays
 from adamas.federated.flower.node_config import NodeConfig, RefusedError
 from adamas.federated.flower.node_ledger import node_ledger
 from adamas.federated.flower.requests import TrainRequest, describe_request
+from adamas.federated.rounds import client_seed
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import client_seed
 from adamas.federated.task import Task, make_task
 from adamas.federated.training import make_client
 from adamas.sampling import joint_noise_multiplier
@@ -91,6 +92,8 @@ def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDic
     with node_ledger(node.ledger, context.state) as kept:
         kept.begin(context.run_id, now.number)
         task = _task(request.text)
+        # A deployed node starts a process for each message, so that it probes in every round: nothing of a
+        # client outlives its message. Simulated nodes do the same, and stay equal to deployed ones.
         client = make_client(settings, task, node.number, request.noise_multiplier)
         if len(client.dataset) != request.examples:  # type: ignore[arg-type]
             raise RefusedError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from adamas.federated.algorithm import Arrays, Records
+from adamas.federated.arrays import Arrays, Records
 from adamas.federated.checks import check_names, read_json
 
 _WORDS = "adamas"

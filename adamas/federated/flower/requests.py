@@ -5,7 +5,8 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from adamas.federated.algorithm import Records, Round
+from adamas.federated.algorithm import Round
+from adamas.federated.arrays import Records
 from adamas.federated.checks import check_names, check_number, check_plain, check_whole
 from adamas.federated.flower.messages import unpack
 from adamas.federated.flower.node_config import RefusedError

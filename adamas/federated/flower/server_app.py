@@ -15,12 +15,13 @@ from typing import Any
 from flwr.app import Context, Message, MessageType
 from flwr.serverapp import Grid, ServerApp
 
-from adamas.federated.algorithm import Records, Round
+from adamas.federated.algorithm import Round
+from adamas.federated.arrays import Records
 from adamas.federated.checks import check_names, check_whole, error_name
 from adamas.federated.flower.messages import pack, unpack
+from adamas.federated.rounds import Answers
 from adamas.federated.server import Server
 from adamas.federated.settings import FederatedSettings
-from adamas.federated.simulation import Answers
 from adamas.federated.task import make_task
 from adamas.federated.training import Line, train
 
