@@ -14,7 +14,7 @@ from dp_accounting import NeighboringRelation
 from scipy.optimize import brentq
 
 from adamas import _validate
-from adamas._words import bound, limit
+from adamas._words import limit, rounded_up
 from adamas.accounting import ledger
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -126,7 +126,7 @@ def _least_noise_multiplier(
         least = cost(_LARGEST, None)
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
-            f"{_LARGEST:.0f} is not enough: it gives epsilon={bound(least)}. Raise epsilon or delta, "
+            f"{_LARGEST:.0f} is not enough: it gives epsilon={rounded_up(least)}. Raise epsilon or delta, "
             "or make fewer steps."
         )
     rough = coarse or None

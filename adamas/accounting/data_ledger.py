@@ -22,7 +22,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate
-from adamas._words import bound, limit
+from adamas._words import limit, rounded_up
 from adamas.accounting import calibrate
 from adamas.accounting.budget import Budget, Entries
 from adamas.accounting.ledger import ACCOUNTANTS, Ledger, composed_epsilon, entries_of
@@ -199,10 +199,10 @@ class DataLedger:
                 granted = budget.most(event, wanted, others=[*others, *entries])
                 cost = self._composed([*others, *planned(granted)])
             if cost > self.budget or granted < (wanted if at_least is None else at_least):
-                spent = bound(self._composed(others))
+                spent = rounded_up(self._composed(others))
                 raise BudgetError(
-                    f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
-                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
+                    f"This run would bring the data set of {self.path} to epsilon={rounded_up(cost)}, above "
+                    f"its budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )
@@ -232,7 +232,7 @@ class DataLedger:
                 if has < had:
                     raise ValueError(
                         f"Expected entries of at least what account={account!r} has released, "
-                        f"epsilon={bound(had)}, got {bound(has)}."
+                        f"epsilon={rounded_up(had)}, got {rounded_up(has)}."
                     )
 
     def account(self, account: str) -> Account | None:
@@ -271,7 +271,8 @@ class DataLedger:
         spent = self._composed(before)
         if spent >= self.budget:
             raise BudgetError(
-                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {bound(spent)} is spent."
+                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {rounded_up(spent)} is "
+                "spent."
             )
 
         def planned(z: float) -> dp_accounting.DpEvent:

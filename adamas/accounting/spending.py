@@ -27,7 +27,7 @@ from uuid import uuid4
 import dp_accounting
 
 from adamas import _validate
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.accounting import calibrate
 from adamas.accounting.budget import Budget, Entries
 from adamas.accounting.data_ledger import DataLedger
@@ -299,7 +299,7 @@ class Spending:
         ledger = self.complete()
         spent = ledger.epsilon(self.delta, self.accountant)
         if spent >= epsilon:
-            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {bound(spent)}.")
+            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {rounded_up(spent)}.")
         before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in ledger.entries]
         return calibrate.noise_multiplier_for(
             lambda z: dp_accounting.ComposedDpEvent([*before, self.sampler.plan(z, steps)]),
