@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from adamas import _validate
 from adamas._words import limit, rounded_up
-from adamas.accounting import ledger
+from adamas.accounting import composition
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
@@ -45,19 +45,19 @@ def epsilon(
     _validate.rate(sampling_rate=sampling_rate)
     _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
-    return ledger.composed_epsilon([(event, steps)], delta, accountant)
+    return composition.composed_epsilon([(event, steps)], delta, accountant)
 
 
 def epsilon_curve(
     *, noise_multiplier: float, sampling_rate: float, steps: int, delta: float, points: int = 32
 ) -> np.ndarray:
-    """The epsilon after 1, 2, ..., `steps` steps: see `adamas.accounting.ledger.epsilon_curve`."""
+    """The epsilon after 1, 2, ..., `steps` steps: see `adamas.accounting.composition.epsilon_curve`."""
     _validate.positive(noise_multiplier=noise_multiplier)
     _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.rate(sampling_rate=sampling_rate)
     _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
-    return ledger.epsilon_curve(event, steps, delta, points=points)
+    return composition.epsilon_curve(event, steps, delta, points=points)
 
 
 def noise_multiplier(
@@ -93,7 +93,7 @@ def noise_multiplier_for(
     """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
 
     def cost(z: float, coarse: bool | None) -> float:
-        return ledger.composed_epsilon([(make_event(z), 1)], delta, accountant, relation, coarse=coarse)
+        return composition.composed_epsilon([(make_event(z), 1)], delta, accountant, relation, coarse=coarse)
 
     # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
     return _least_noise_multiplier(
@@ -186,7 +186,7 @@ def steps(
 
     def affordable(count: int, coarse: bool | None = None) -> bool:
         entries = [(event, count)]
-        return ledger.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
+        return composition.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
 
     if not affordable(1):
         raise ValueError(
