@@ -12,7 +12,9 @@ In reading order, each file on top of those before it:
     accounts            the rows of a data set's ledger
     data_ledger         `DataLedger`: what all runs on one data set have spent together
     journal             releases on disk, before they are made
+    journals            all journals of one run, written together
     plan                what a run may release
+    recovery            releases of processes that died, compared and recorded
     reservation         a run's account in its data set's ledger
     spending            `Spending`: owns all of these for one run, and charges each release
 """

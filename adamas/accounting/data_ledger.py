@@ -254,12 +254,11 @@ class DataLedger:
 
         def planned(z: float) -> dp_accounting.DpEvent:
             step = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(z))
-            return dp_accounting.ComposedDpEvent(
-                [dp_accounting.SelfComposedDpEvent(event, count) for event, count in [*before, (step, steps)]]
-            )
+            return dp_accounting.SelfComposedDpEvent(step, steps)
 
         return calibrate.noise_multiplier_for(
             planned,
+            before=before,
             epsilon=self.budget,
             delta=self.delta,
             accountant=self.accountant,

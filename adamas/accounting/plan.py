@@ -4,6 +4,10 @@ from dataclasses import dataclass, replace
 
 import dp_accounting
 
+from adamas import _validate
+from adamas._words import rounded_up
+from adamas.accounting import calibrate
+from adamas.accounting.ledger import Ledger
 from adamas.sampling import Sampler
 
 
@@ -44,3 +48,30 @@ class Plan:
 def units(steps: int, sampler: Sampler) -> int:
     """Returns how many accounting units a number of steps makes."""
     return sampler.unit(steps - 1) + 1
+
+
+def noise_after(
+    ledger: Ledger, sampler: Sampler, steps: int, epsilon: float, delta: float, accountant: str
+) -> float:
+    """Returns the least noise multiplier with which more steps keep a budget.
+
+    Args:
+        ledger: What was released before; the budget covers it, too.
+        sampler: How the batches of the new steps are drawn.
+        steps: How many more steps.
+        epsilon: The budget for everything together.
+        delta: The delta of the budget.
+        accountant: A name in `ACCOUNTANTS`.
+    """
+    _validate.positive(epsilon=epsilon)
+    spent = ledger.epsilon(delta, accountant)
+    if spent >= epsilon:
+        raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {rounded_up(spent)}.")
+    return calibrate.noise_multiplier_for(
+        lambda z: sampler.plan(z, steps),
+        before=ledger.entries,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+        relation=ledger.relation,
+    )
