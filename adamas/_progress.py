@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from adamas._words import bound
+from adamas._words import rounded_up
 
 # Composing costs a good part of a second, so the display asks for epsilon rarely.
 _SECONDS_BETWEEN_EPSILONS = 10.0
@@ -57,7 +57,7 @@ def progress_bar(
             nonlocal asked
             display.advance(task)
             if time.monotonic() - asked > _SECONDS_BETWEEN_EPSILONS:
-                display.update(task, spent=f"ε = {bound(epsilon(), 3)}")
+                display.update(task, spent=f"ε = {rounded_up(epsilon(), digits=3)}")
                 asked = time.monotonic()
 
         yield advance

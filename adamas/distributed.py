@@ -1,14 +1,14 @@
 r"""Data-parallel training: the processes of one run, on top of `torch.distributed`.
 
 The draw of a step is a function of the seed, which all ranks share, and is dealt out to them like cards: with
-W ranks, rank r takes places r, r + W, r + 2W, ... of it. The sum of the ranks' clipped sums is that of the
+W ranks, rank r takes places r, r + W, r + 2W, ... of it. The ranks' clipped sums add up to the sum of the
 whole draw, so the sensitivity is 1 as in one process, and the event is the same.
 
-    each rank   clips and sums its share                 then all call the roll: if one failed, all raise
-    rank 0      gets the total of the sums, adds the noise once, and sends the release to the others
+    each rank   clips and sums its share; then all ranks check in with each other: if one failed, all raise
+    rank 0      receives the total of the sums, adds the noise once, and sends the release to the others
 
-So the noise is exactly z, all ranks have the same release bit for bit, and the total without noise is on
-rank 0 only. Parameters and geometry are compared at each step, so that ranks cannot drift apart unseen.
+So the noise is exactly z, all ranks have the same release bit for bit, and only rank 0 holds the total
+without noise. Parameters and geometry are compared at each step, so that ranks cannot drift apart unnoticed.
 """
 
 import functools
@@ -34,7 +34,7 @@ R = TypeVar("R")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others, where this module sets up the process group."""
 
-_MESSAGE_BYTES = 4096  # of what a rank says at a roll call, so that all ranks send alike
+_MESSAGE_BYTES = 4096  # fixed size of a rank's message at a roll call
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _REMEDIES = {
@@ -69,7 +69,7 @@ class Ranks:
 
     @classmethod
     def of(cls, distributed: "Distributed") -> "Ranks | None":
-        """The ranks that an argument `distributed=` means, or None for a run in one process."""
+        """Returns the ranks for an argument `distributed=`; None for a run in one process."""
         if distributed is False or isinstance(distributed, Ranks):
             return distributed or None
         if isinstance(distributed, dist.ProcessGroup):
@@ -101,7 +101,7 @@ class Ranks:
         return self.rank == 0
 
     def check_device(self, device: torch.device) -> None:
-        """Raises if sums on a device cannot travel between the ranks."""
+        """Raises if the ranks cannot exchange sums on a device."""
         backend = self._backends.get(device.type)
         if backend is None or (backend == "gloo" and device.type != "cpu"):
             raise UnsupportedError(
@@ -112,23 +112,23 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If this block raises on one rank, it raises on all: it must hold one roll call on each of them."""
+        """Makes an error on one rank an error on all. The block must make one roll call on every rank."""
         self._answered = False
         try:
             yield
         except Exception as error:
             if not self._answered:
-                with suppress(DistributedError):  # where nobody listens, the error still says what happened
+                with suppress(DistributedError):  # without listeners the error still says what happened
                     self._exchange({"failed": type(error).__name__})
             raise
 
     def roll_call(self, doing: str, facts: Mapping[str, object], value: float = 0.0) -> list[float]:
-        """Waits for all ranks, and raises on all unless they do the same and know the same facts.
+        """Waits for all ranks, and raises on all unless they do the same with the same facts.
 
         Args:
-            doing: What the ranks are about to do, for an error's words.
-            facts: What must be the same everywhere. Only digests travel, and no value is in an error.
-            value: A number of this rank's own.
+            doing: What the ranks are about to do, for error messages.
+            facts: Values that must be the same on all ranks. Only digests are sent; errors show no value.
+            value: A number of this rank.
 
         Returns:
             The numbers of all ranks, in their order.
@@ -157,12 +157,12 @@ class Ranks:
         return [other["value"] for other in said]
 
     def share_seed(self, seed: Seed) -> None:
-        """Makes a secret seed the same on all ranks: that of rank 0. It is shown and saved nowhere."""
+        """Gives all ranks the secret seed of rank 0. It is neither shown nor saved."""
         if seed.given is None:
             seed.replace(self.from_writer)
 
     def sum_on_writer_(self, tensors: Iterable[Tensor]) -> None:
-        """Replaces each tensor of rank 0 by the sum over all ranks; what the others hold is undefined."""
+        """Replaces each tensor of rank 0 by the sum over all ranks. On other ranks it becomes undefined."""
         for tensor in tensors:
             self._call(dist.reduce, tensor, group_dst=0)
 
@@ -172,7 +172,7 @@ class Ranks:
             self._call(dist.broadcast, tensor, group_src=0)
 
     def from_writer(self, data: bytes) -> bytes:
-        """The data of rank 0, of which all ranks have as much."""
+        """Returns the data of rank 0. All ranks must pass equally many bytes."""
         tensor = self._as_tensor(data)
         self.send_from_writer_([tensor])
         return _as_bytes(tensor)
@@ -181,7 +181,7 @@ class Ranks:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
 
     def _exchange(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each rank says."""
+        """Sends a message to all ranks, and returns those of all."""
         self._answered = True
         text = json.dumps(message).encode()
         assert len(text) <= _MESSAGE_BYTES
@@ -206,7 +206,7 @@ Distributed: TypeAlias = bool | dist.ProcessGroup | Ranks
 
 @contextmanager
 def together(ranks: Ranks | None) -> Iterator[None]:
-    """`Ranks.together`, or nothing for a run in one process."""
+    """Applies `Ranks.together`; does nothing for a run in one process."""
     if ranks is None:
         yield
         return
@@ -215,7 +215,7 @@ def together(ranks: Ranks | None) -> Iterator[None]:
 
 
 def raises_together(make: Callable[P, R]) -> Callable[P, R]:
-    """If a call of the function with `distributed=` raises on one rank, it raises on all."""
+    """Wraps a function with an argument `distributed=`: an error on one rank becomes an error on all."""
 
     @functools.wraps(make)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -230,9 +230,9 @@ def raises_together(make: Callable[P, R]) -> Callable[P, R]:
 
 
 def write_once(ranks: Ranks | None, write: Callable[[], None]) -> None:
-    """Calls a function on rank 0 only; the others wait until it is done, and raise if it raises.
+    """Calls a function on rank 0 only. The others wait until it returns, and raise if it raises.
 
-    Every rank must come here. Without ranks the function is just called.
+    Every rank must call this. Without ranks the function is just called.
     """
     with together(ranks):
         if ranks is None or ranks.is_writer:
@@ -242,7 +242,7 @@ def write_once(ranks: Ranks | None, write: Callable[[], None]) -> None:
 
 
 def told_by_writer(ranks: Ranks | None, ask: Callable[[], bytes]) -> bytes:
-    """Calls a function on rank 0 only, and returns its result on all ranks; they raise if it raises."""
+    """Calls a function on rank 0 only, and returns its result on all ranks. They raise if it raises."""
     said = [b""]
 
     def listen() -> None:
@@ -256,12 +256,12 @@ def told_by_writer(ranks: Ranks | None, ask: Callable[[], bytes]) -> bytes:
 
 
 def rank_place(rank: int) -> tuple[int, ...]:
-    """What a rank adds to the place of a stream of its own; rank 0 has the streams of one process."""
+    """Returns what a rank appends to the place of a stream. Rank 0 has the streams of a single process."""
     return (rank,) if rank else ()
 
 
 def training_facts(model: nn.Module, rule: torch.optim.Optimizer) -> dict[str, object]:
-    """What the ranks of a run must have in common beside its settings."""
+    """Returns what the ranks of a run must have in common besides its settings."""
     tensors = model.state_dict()
     saved = rule.state_dict()
     return {
@@ -277,10 +277,10 @@ def training_facts(model: nn.Module, rule: torch.optim.Optimizer) -> dict[str, o
 
 
 def fingerprint(values: Iterable[object]) -> str:
-    """A short name for the bits of some tensors and numbers, in their order, also within lists and mappings.
+    """Computes a digest of the bits of tensors and numbers in order, also within lists and mappings.
 
-    Other bits have another name but by a rare chance: sums of the bits and of their squares are compared, for
-    speed. Of objects of other kinds the kind counts.
+    Different bits almost always give a different digest: for speed it covers sums of the bits and of their
+    squares. Other objects count by their type only.
     """
     parts: list[object] = []
     sums: list[Tensor] = []

@@ -30,8 +30,8 @@ What it does not cover is in docs/secure_noise.md.
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from decimal import Context, Decimal, getcontext, localcontext
+from collections.abc import Iterable, Mapping
+from decimal import Context, Decimal, localcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adamas._numerics.exact_normals import WHOLE, decided, normal_interval
 from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
 from adamas.errors import UnsupportedError
@@ -53,7 +54,6 @@ GRID = 1 / _STEPS
 """The width of the grid, in standard deviations."""
 # Values that one stream serves. The work on a block stays in a core's cache, and torch does not split it.
 _BLOCK = 1 << 15
-_WHOLE = 63  # x = i / 2^63 for a signed 64-bit i: uniform in [-1, 1)
 # What float64 may be wrong by, in grid steps. `_from_bits` has its bound; the functions may be 256 times as
 # wrong as they are said to be.
 _MARGIN = 2.0**-20
@@ -240,7 +240,8 @@ class SecureNoise:
             stream = self.seed.stream("secure noise, more", *place, pair, count=16 * words)
             return np.frombuffer(stream, dtype=">u8")
 
-        return decided(int(bits[pair]), int(bits[pairs + pair]), more, sine=i >= pairs, offset=offset)
+        first, second = int(bits[pair]), int(bits[pairs + pair])
+        return decided(first, second, more, steps=_STEPS, sine=i >= pairs, offset=offset)
 
 
 def _flat(value: Value, like: Tensor) -> Array | float:
@@ -269,7 +270,7 @@ def _from_bits(bits: Array) -> tuple[Array, Array]:
     pairs = len(bits) // 2
     uniform, noise = _thread.scratch[:2, : 2 * pairs]
     np.copyto(uniform, bits)
-    uniform *= 2.0**-_WHOLE
+    uniform *= 2.0**-WHOLE
     radius, angle = uniform[:pairs], uniform[pairs:]
     np.abs(radius, out=radius)
     unsure = np.empty(0, dtype=np.int64)
@@ -286,87 +287,6 @@ def _from_bits(bits: Array) -> tuple[Array, Array]:
     noise[:pairs] *= radius
     noise[pairs:] *= radius
     return noise, unsure
-
-
-def decided(first: int, second: int, more: Callable[[int], Array], *, sine: bool, offset: float = 0.0) -> int:
-    """The integer next to `_STEPS * x + offset`, for the normal value `x` of two infinite strings of bits.
-
-    Args:
-        first: The first 64 bits of the radius, as a signed number.
-        second: The first 64 bits of the angle.
-        more: `more(words)` gives the next words of 64 bits, those of the radius and of the angle by turns.
-        sine: Whether `x` is the sine of its pair.
-        offset: A number that is added before rounding.
-    """
-    words = 0  # beyond the first of each
-    while True:
-        following = [int(word) for word in more(2 * words)] if words else []
-        words = 2 * words or 1
-        low, width = _normal_interval(first, second, following, sine=sine)
-        if width is None:
-            continue
-        with localcontext(Context()) as context:  # not the user's
-            context.prec = 100 + 20 * len(following)  # more than the width can see
-            steps = Decimal(_STEPS)
-            value = steps * low + Decimal(offset)
-            integer = value.to_integral_value()
-            if abs(value - integer) + steps * width < Decimal("0.5"):
-                return int(integer)
-
-
-def _normal_interval(
-    first: int, second: int, following: list[int], *, sine: bool
-) -> tuple[Decimal, Decimal | None]:
-    """A number, and how far from it the normal value of all strings that begin with these bits may be.
-
-    The distance is None where there is no bound: all bits of the radius are 0.
-    """
-    for radius_word, angle_word in zip(following[::2], following[1::2], strict=True):
-        first, second = (first << 64) + radius_word, (second << 64) + angle_word
-    digits = _WHOLE + 32 * len(following)
-    least = min(abs(first), abs(first + 1))  # of radii in [least, least + 1] / 2^digits
-    if least == 0:
-        return Decimal(0), None
-    with localcontext(Context()) as context:  # not the user's
-        # A rounding is wrong by 10^-prec, 2^(digits/2) times as much after a root near 0: by less than 10^-10
-        # of the last bit, of which one is added to the width for all of them.
-        context.prec = 16 + digits // 2
-        unit = Decimal(2) ** -digits
-        square = -2 * ((least + 1) * unit).ln()
-        radii = [square.sqrt(), (square + Decimal(2) / least).sqrt()]  # ln(1 + 1/k) <= 1/k
-        pi = _pi(context.prec)
-        direction = _cosine(pi * (second * unit - (Decimal("0.5") if sine else 0)))
-        # Of r cos(t): r is in an interval, t in one of length pi 2^-digits, and cos changes by no more.
-        width = (radii[1] - radii[0]) + radii[1] * 4 * unit + unit
-        return radii[0] * direction, width
-
-
-def _cosine(x: Decimal) -> Decimal:
-    """Taylor's series; its terms fall from the fifth on, as |x| < 5."""
-    total, term = Decimal(1), Decimal(1)
-    square, k = x * x, 0
-    least = Decimal(10) ** -(getcontext().prec + 2)
-    while k < 8 or abs(term) > least:
-        k += 2
-        term *= -square / (k * (k - 1))
-        total += term
-    return total
-
-
-@cache
-def _pi(digits: int) -> Decimal:
-    """Machin's formula, in integers with ten digits to spare."""
-    one: int = 10 ** (digits + 10)
-    return Decimal(4 * (4 * _arctangent(5, one) - _arctangent(239, one))) / one
-
-
-def _arctangent(inverse: int, one: int) -> int:
-    total, power, k = 0, one // inverse, 1
-    while power:
-        total += power // k if k % 4 == 1 else -(power // k)
-        power //= inverse**2
-        k += 2
-    return total
 
 
 NOISES: dict[str, type[GaussianNoise] | type[SecureNoise]] = {
@@ -390,14 +310,14 @@ def _check_functions() -> None:
     """Compares float64's logarithm, sine and cosine with decimal arithmetic, from end to end of their use."""
     rng = np.random.Generator(np.random.PCG64DXSM(0))
     bits = rng.integers(-(1 << 63), 1 << 63, size=128, dtype=np.int64)
-    edges = [int(_LEAST * 2**_WHOLE) + 1, int(_MOST * 2**_WHOLE) - 1024, 1 << 62]
+    edges = [int(_LEAST * 2**WHOLE) + 1, int(_MOST * 2**WHOLE) - 1024, 1 << 62]
     bits[: len(edges)] = edges
     bits[64 : 64 + 4] = [0, 1 << 62, -(1 << 63), 1 << 61]
     noise, unsure = _from_bits(bits)
     for place, value in enumerate(noise.tolist()):
         if place % 64 in unsure:
             continue
-        low, width = _normal_interval(int(bits[place % 64]), int(bits[64 + place % 64]), [], sine=place >= 64)
+        low, width = normal_interval(int(bits[place % 64]), int(bits[64 + place % 64]), [], sine=place >= 64)
         assert width is not None
         with localcontext(Context()):
             error = abs(float(Decimal(value) - Decimal(_STEPS) * low))

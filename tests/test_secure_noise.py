@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import adamas
 from adamas import Geometry, _streams, rules, secure_noise
+from adamas._numerics.exact_normals import decided, normal_interval
 from adamas._numerics.normals import GROUP
 from adamas._streams import SecureGenerator, Seed
 from adamas.cli import app
@@ -33,7 +34,7 @@ from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from adamas.rules import RULES
 from adamas.sampling import Poisson, Shuffled, TruncatedPoisson
-from adamas.secure_noise import _BLOCK, _MARGIN, _STEPS, SecureNoise, _from_bits, _normal_interval, decided
+from adamas.secure_noise import _BLOCK, _MARGIN, _STEPS, SecureNoise, _from_bits
 
 ALPHA = 1e-4
 
@@ -170,7 +171,7 @@ EDGES = [0, -1, 1, 2, -(1 << 63), (1 << 63) - 1, 1 << 62, -(1 << 62), 1 << 43, (
 )
 def test_the_interval_holds_the_value_and_is_narrow(first, second, following, sine):
     following = [word for pair in following for word in pair]
-    value, width = _normal_interval(first, second, following, sine=sine)
+    value, width = normal_interval(first, second, following, sine=sine)
     if width is None:  # all bits of the radius so far are 0
         assert first in (0, -1)
         return
@@ -231,7 +232,7 @@ def test_bits_are_added_until_one_integer_is_left(sine, distance):
             words[2 * k + 1] = (rest >> (64 * (31 - k))) & ((1 << 64) - 1)
         final = _STEPS * oracle(first, second, words, sine)
         assert mpmath.sign(final - mpmath.floor(final) - mpmath.mpf(1) / 2) == math.copysign(1, distance)
-        assert decided(first, second, more, sine=sine) == int(mpmath.nint(final))
+        assert decided(first, second, more, steps=_STEPS, sine=sine) == int(mpmath.nint(final))
     assert len(asked) == (0 if abs(distance) > 1e-12 else 1 if abs(distance) > 1e-31 else 2)
 
 
@@ -244,7 +245,7 @@ def test_a_radius_whose_bits_are_all_0_waits_for_more():
         words[2::2] = 1 << 20
         return words
 
-    integer = decided(0, 0, later, sine=False)
+    integer = decided(0, 0, later, steps=_STEPS, sine=False)
     right = _STEPS * float(oracle(0, 0, [int(w) for w in later(8)], False))
     assert abs(integer - right) < 1
     assert right > 11 * _STEPS  # where no 64-bit uniform value reaches
@@ -291,10 +292,13 @@ def test_sums_next_to_a_middle_are_rounded_as_real_numbers_are():
 
 
 def test_the_users_decimal_context_does_not_matter():
-    right = decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), sine=True)
+    right = decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), steps=_STEPS, sine=True)
     with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
         secure_noise._check_functions.__wrapped__()
-        assert decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), sine=True) == right
+        assert (
+            decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), steps=_STEPS, sine=True)
+            == right
+        )
     assert abs(right - float(_STEPS * oracle(1 << 60, 1 << 59, [], True))) <= 0.5
 
 

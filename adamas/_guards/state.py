@@ -4,40 +4,32 @@ State that a forward changes carries examples into the gradients of others, wher
 out of the run without noise.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
-from operator import is_
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adamas._guards.memory import Memory, made_by_hooks
+from adamas._guards.held import (
+    CONTAINERS,
+    Holder,
+    KeptTensor,
+    as_tensor,
+    copied,
+    differs,
+    is_object,
+    items_of,
+)
+from adamas._guards.kinds import made_by_hooks
+from adamas._guards.memory import Memory
 from adamas._streams import generator_state, global_generators, seed_python_from_torch, set_generator_state
 from adamas.errors import UnsupportedError
 
-# Up to this many numbers a tensor is copied; of a longer one so many are looked at, others at each turn.
-_WHOLE = 16384
-_SAMPLE = 256
-# A longer frozen parameter is never copied: it may be most of the memory.
-_LONGEST_COPY = 1 << 20
-# Items of a list or mapping that are looked at, and how many of them may be inside one another.
-_ITEMS, _DEPTH = 1000, 4
-
 _TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
 _MACHINERY = frozenset(nn.Module().__dict__.keys() - {"training"})
-_CONTAINERS = (list, tuple, deque, dict)
-_NO_OBJECTS = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType)
 _HARMLESS = {bool, int, str, type(None)}
-_NUMBERS = (float, complex, np.floating)
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MISSING = object()
-_NO_PLAIN_MEMORY = (RuntimeError, NotImplementedError, TypeError)  # what some kinds of tensors raise
 _REMEDIES = {
     "parameter": "Set it before the run, without private data, or remove the update.",
     "buffer": "Freeze the module that owns it with .eval(), or remove the update.",
@@ -140,7 +132,7 @@ class Snapshot:
     ) -> None:
         self._whole = whole
         self._memory = Memory({"": model, "loss": loss}, long=True) if reads_values else None
-        self._holders: list[_Holder] = []
+        self._holders: list[Holder] = []
         self._extra: list[tuple[str, nn.Module, Any]] = []
         self._known: set[int] = set()  # containers and objects that several modules refer to
         found: dict[Tensor, tuple[str, str]] = {}
@@ -148,7 +140,7 @@ class Snapshot:
             self._add(path, module, found)
         for name, value in (("loss", loss), ("loss.__self__", getattr(loss, "__self__", None))):
             self._add_attribute(name, value, found)
-        self._tensors = [_Kept(t, kind, path, whole) for t, (kind, path) in found.items()]
+        self._tensors = [KeptTensor(t, kind, path, whole) for t, (kind, path) in found.items()]
         for kept in self._tensors:
             kept.renew(turn)
 
@@ -158,7 +150,7 @@ class Snapshot:
             return False
         if self._memory is not None and not self._memory.renew():
             return False
-        self._extra = [(path, module, _copied(module.get_extra_state())) for path, module, _ in self._extra]
+        self._extra = [(path, module, copied(module.get_extra_state())) for path, module, _ in self._extra]
         return all([kept.renew(turn) for kept in self._tensors])
 
     def check(self) -> None:
@@ -224,170 +216,45 @@ class Snapshot:
         for holder in self._holders:
             if not holder.is_same():
                 for key, old, new in holder.changes():
-                    if _differs(old, new):
+                    if differs(old, new):
                         yield holder.kind, holder.name_of(key)
         for kept in self._tensors:
             if kept.is_changed():
                 yield kept.kind, kept.path
         for path, module, before in self._extra:
-            if _differs(before, module.get_extra_state()):
+            if differs(before, module.get_extra_state()):
                 yield "extra state", path
 
     def _add(self, path: str, module: nn.Module, found: dict[Tensor, tuple[str, str]]) -> None:
         own = module.__dict__
         for table, kind in _TABLES.items():
-            self._holders.append(_Holder(kind, path, own[table]))
+            self._holders.append(Holder(kind, path, own[table]))
             if kind != "module":
                 for name, value in own[table].items():
                     if value is not None:
                         found.setdefault(value, (kind, path + name))
         hidden = _MACHINERY | made_by_hooks(module)
-        self._holders.append(_Holder("attribute", path, own, hidden))
+        self._holders.append(Holder("attribute", path, own, hidden))
         for name, value in own.items():
             if type(value) not in _HARMLESS and name not in hidden:
                 self._add_attribute(path + name, value, found)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             name = path.removesuffix(".") or type(module).__name__
-            self._extra.append((name, module, _copied(module.get_extra_state())))
+            self._extra.append((name, module, copied(module.get_extra_state())))
 
     def _add_attribute(self, path: str, value: Any, found: dict[Tensor, tuple[str, str]]) -> None:
-        if (tensor := _as_tensor(value)) is not None:
+        if (tensor := as_tensor(value)) is not None:
             found.setdefault(tensor, ("attribute", path))
             return
-        brackets = isinstance(value, _CONTAINERS)
-        if (brackets or _is_object(value)) and id(value) not in self._known:
+        brackets = isinstance(value, CONTAINERS)
+        if (brackets or is_object(value)) and id(value) not in self._known:
             self._known.add(id(value))
             inside = value if brackets else vars(value)
-            holder = _Holder("attribute", path if brackets else f"{path}.", inside, brackets=brackets)
+            holder = Holder("attribute", path if brackets else f"{path}.", inside, brackets=brackets)
             self._holders.append(holder)
-            for key, item in _items(inside):
-                if (tensor := _as_tensor(item)) is not None:
+            for key, item in items_of(inside):
+                if (tensor := as_tensor(item)) is not None:
                     found.setdefault(tensor, ("attribute", holder.name_of(key)))
-
-
-class _Holder:
-    """A mapping or list, and the objects that it held."""
-
-    __slots__ = ("_brackets", "_hidden", "_holder", "_length", "_path", "_values", "kind")
-
-    def __init__(
-        self,
-        kind: str,
-        path: str,
-        holder: Any,
-        hidden: Collection[Any] = frozenset(),
-        *,
-        brackets: bool = False,
-    ) -> None:
-        self.kind, self._path, self._holder = kind, path, holder
-        self._hidden, self._brackets = hidden, brackets
-        self._length = len(holder)
-        self._values = {key: value for key, value in _items(holder) if key not in hidden} if holder else {}
-
-    def name_of(self, key: Any) -> str:
-        """The expression that reaches an item."""
-        return f"{self._path}[{key!r}]" if self._brackets else f"{self._path}{key}"
-
-    def is_same(self) -> bool:
-        """Whether it holds the same objects."""
-        holder, values = self._holder, self._values
-        if len(holder) != self._length or not self._length:
-            return len(holder) == self._length
-        try:
-            return all(map(is_, values.values(), map(holder.__getitem__, values)))
-        except KeyError:
-            return False
-
-    def changes(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Key, old and new object where they are not the same."""
-        values, items = self._values, dict(_items(self._holder))
-        if len(self._holder) > max(self._length, _ITEMS):  # what was added to a long one
-            items[len(self._holder) - 1] = next(reversed(_values(self._holder)))
-        for key in [*values, *(key for key in items if key not in values)]:
-            old, new = values.get(key, _MISSING), items.get(key, _MISSING)
-            if old is not new and key not in self._hidden:
-                yield key, old, new
-
-    def restore(self, *, everything: bool) -> None:
-        """Puts back the objects that were exchanged: all, or those that may carry data."""
-        changed = [(key, old) for key, old, new in self.changes() if everything or _differs(old, new)]
-        if isinstance(self._holder, dict):
-            for key, old in changed:
-                if old is _MISSING:
-                    self._holder.pop(key, None)
-                else:
-                    self._holder[key] = old
-        elif changed and self._length <= _ITEMS:
-            self._holder.clear()
-            self._holder.extend(self._values.values())
-
-
-class _Kept:
-    """A tensor, and enough of its values to see a change."""
-
-    __slots__ = (
-        *("_array", "_bits", "_copy", "_data", "_part", "_place", "_step", "_tensor", "_version"),
-        *("kind", "path"),
-    )
-
-    def __init__(self, tensor: Tensor, kind: str, path: str, whole: bool) -> None:
-        self.kind, self.path, self._tensor = kind, path, tensor
-        self._data: Tensor | None = None
-        self._bits: Tensor | None = None
-        self._array: np.ndarray | None = None  # the same memory, which NumPy reads in a fraction of the time
-        self._place = self._step = 0
-        with suppress(*_NO_PLAIN_MEMORY):
-            self._place = tensor.data_ptr()
-            self._data = tensor.data
-            self._bits = _bits(self._data)
-            frozen = kind == "parameter" and not tensor.requires_grad
-            most = (_LONGEST_COPY if frozen else tensor.numel()) if whole else _WHOLE
-            self._step = 0 if self._bits is None or tensor.numel() <= most else len(self._bits) // _SAMPLE
-            if self._bits is not None and self._bits.device.type == "cpu":
-                self._array = self._bits.numpy()
-        self._part: Any = None
-        self._copy: Any = None
-        self._version = _version(tensor)
-
-    def renew(self, turn: int) -> bool:
-        """Takes the values of this moment; False if the tensor has other memory than before."""
-        if self._is_elsewhere():
-            return False
-        self._version = _version(self._tensor)
-        values = self._bits if self._array is None else self._array
-        if values is not None:
-            self._part = values[7919 * turn % self._step :: self._step] if self._step else values
-            self._copy = self._part.clone() if isinstance(self._part, Tensor) else self._part.tobytes()
-        return True
-
-    def is_changed(self) -> bool:
-        """Whether it has other values, or may have where only some are known."""
-        if self._is_elsewhere():
-            return True
-        if self._part is None or self._copy is None:
-            return _version(self._tensor) != self._version
-        if self._step and _version(self._tensor) != self._version:
-            return True
-        if isinstance(self._part, Tensor):
-            return not torch.equal(self._part, self._copy)
-        return bool(self._part.tobytes() != self._copy)
-
-    def restore(self) -> None:
-        """Puts back the memory, and the values if all are known."""
-        with suppress(*_NO_PLAIN_MEMORY):  # the memory of vmap's tensors cannot be exchanged
-            if self._data is not None and self._tensor.data_ptr() != self._place:
-                self._tensor.data = self._data
-        if not self._step and self._bits is not None and self._copy is not None:
-            if self._array is None:
-                self._bits.copy_(self._copy)
-            else:
-                self._array[...] = np.frombuffer(self._copy, self._array.dtype)
-
-    def _is_elsewhere(self) -> bool:
-        try:
-            return self._data is not None and self._tensor.data_ptr() != self._place
-        except _NO_PLAIN_MEMORY:
-            return True
 
 
 def _modules(model: nn.Module, loss: object) -> Iterator[tuple[str, nn.Module]]:
@@ -406,85 +273,3 @@ def _modules(model: nn.Module, loss: object) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(value, nn.Module):
             for name, module in value.named_modules(seen):
                 yield "".join(f"{word}." for word in ("loss", part, name) if word), module
-
-
-def _bits(data: Tensor) -> Tensor | None:
-    """A flat view of a tensor's memory as integers, which compare as values that are no numbers do not."""
-    if data.layout is not torch.strided or data.is_quantized or data.is_meta or data.is_conj():
-        return None
-    if not data.is_contiguous():  # channels last, transposed: contiguous in another order of the axes
-        data = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True))
-        if not data.is_contiguous():
-            return None
-    flat = torch.view_as_real(data).view(-1) if data.is_complex() else data.view(-1)
-    return flat.view(_SAME_SIZE[flat.element_size()])
-
-
-def _version(tensor: Tensor) -> int:
-    """Torch's count of the changes in place; tensors of inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
-    """The first items of a mapping or list with their keys."""
-    items = holder.items() if isinstance(holder, dict) else enumerate(holder)
-    return islice(items, _ITEMS)
-
-
-def _values(holder: Any) -> Any:
-    return holder.values() if isinstance(holder, dict) else holder
-
-
-def _as_tensor(value: Any) -> Tensor | None:
-    """A tensor, or an array's memory as one; None for anything else."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, np.ndarray) and value.flags.writeable:
-        with suppress(TypeError, ValueError):
-            return torch.from_numpy(value)
-    return None
-
-
-def _copied(value: Any, depth: int = _DEPTH) -> Any:
-    """The value with copies of its tensors and containers."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict) and depth:
-        return {key: _copied(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, _CONTAINERS) and depth:
-        return [_copied(item, depth - 1) for item in value]
-    return value
-
-
-def _differs(old: Any, new: Any, depth: int = _DEPTH) -> bool:
-    """Whether two values differ in what may carry data; integers, flags and unknown objects do not count."""
-    if old is new:
-        return False
-    kinds = (old, new)
-    if any(isinstance(value, Tensor | np.ndarray) for value in kinds):
-        return not _equal(*map(_as_tensor, kinds))
-    if any(isinstance(value, _NUMBERS) for value in kinds):
-        return bool(old != new and (old == old or new == new))
-    if any(isinstance(value, _CONTAINERS) for value in kinds) and depth:
-        a, b = (dict(_items(value)) if isinstance(value, _CONTAINERS) else {} for value in kinds)
-        return any(_differs(a.get(k, _MISSING), b.get(k, _MISSING), depth - 1) for k in {**a, **b})
-    if type(old) is type(new) and _is_object(old) and depth:
-        return _differs(vars(old), vars(new), depth - 1)
-    return any(isinstance(value, nn.Module) for value in kinds)
-
-
-def _is_object(value: Any) -> bool:
-    """Whether it is an object of a class, with attributes, and no module, function or class."""
-    return hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors have the same type, shape and bits."""
-    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
-        return False
-    with suppress(*_NO_PLAIN_MEMORY):
-        left, right = (_bits(x.detach().contiguous()) for x in (a, b))
-        return left is not None and right is not None and torch.equal(left, right)
-    return False

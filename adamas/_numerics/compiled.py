@@ -1,7 +1,4 @@
-"""Loops that Numba compiles where it is installed.
-
-Without Numba, or with one that does not work, the same is done with functions of NumPy and torch.
-"""
+"""Compiles loops with Numba, where it works. Elsewhere NumPy and torch functions do the same."""
 
 import contextlib
 import importlib
@@ -10,17 +7,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-numba: Any = None  # missing or broken: what is `compiled` is then plain Python, and not used
+numba: Any = None  # None if missing or broken: `compiled` functions are then plain Python, and not used
 with contextlib.suppress(Exception):
     numba = importlib.import_module("numba")
-    # Most of Numba loads when it first compiles something: here, with the other imports, and not in a step.
+    # Most of Numba loads when it first compiles something: do that on import, not within a step.
     numba.njit("void()")(lambda: None)
 
 Array: TypeAlias = np.ndarray
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function for Numba, with the rules of IEEE 754; compiled when it is first called."""
+    """Marks a function for Numba, under the rules of IEEE 754. The first call compiles it."""
     if numba is None:
         return function
     options = {"nogil": True, "error_model": "numpy"}

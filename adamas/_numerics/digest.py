@@ -5,10 +5,10 @@ differ. A run that continues a checkpoint compares the digest of each sum with t
 other noise if they differ (`adamas.accounting.spending`). A digest has two parts:
 
 - NH (Black, Halevi, Krawczyk, Krovetz and Rogaway 1999) makes two 64-bit sums of each block of 1,024 words,
-  with a key from the seed for each of them. Two different blocks agree in both with probability 2^-64 at
-  most, over the choice of the key, whatever they are.
-- BLAKE2b with a key from the seed makes 16 bytes of these sums. To whoever does not know the seed they are
-  random bits, and whoever knows it can remove the noise anyway: a digest may be written to a file.
+  with a key from the seed for each of them. Any two different blocks agree in both with probability at most
+  2^-64, over the choice of the key.
+- BLAKE2b with a key from the seed turns these sums into 16 bytes. Without the seed they look like random
+  bits, and with it the noise can be removed anyway. So a digest may be written to a file.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class KeyedDigest:
-    """Digests under the key of a seed.
+    """Computes digests under the key of a seed.
 
     Example:
         >>> digest = KeyedDigest(Seed(1))
@@ -45,7 +45,7 @@ class KeyedDigest:
         self._last = words[4 * _HALF :].tobytes()
 
     def __call__(self, values: Iterable[Tensor | float]) -> bytes:
-        """Returns the digest of tensors and numbers, in their order: of their bits, shapes and types."""
+        """Returns the digest of tensors and numbers in order: it covers their bits, shapes and types."""
         result = hashlib.blake2b(key=self._last, digest_size=SIZE)
         for value in values:
             if isinstance(value, Tensor):

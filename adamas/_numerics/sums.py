@@ -1,4 +1,4 @@
-"""Sums over many float32 numbers that do not lose small terms."""
+"""Adds up many float32 numbers without losing small terms."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from adamas._numerics import sums_kernel as _sums_kernel
 # blocks of this length, added up in float64, are off by about 1e-8, at the same speed.
 _BLOCK = 2048
 
-# Below it, float32 squares near the smallest float32 number may have become 0.
+# In smaller sums, float32 squares may have underflowed to 0.
 _LEAST_SQUARE = 1e-24
 
 
 def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """Squared L2 norm of each `(rows[i] - center) / scale`, all other axes flattened, in float64.
+    """Computes the squared L2 norm of each `(rows[i] - center) / scale` in float64, other axes flattened.
 
-    It is fastest where centre and scale lie in memory in the order of the rows.
+    It is fastest where centre and scale have the memory layout of the rows.
 
     Guarantee: the relative error stays below 5e-7 for float32 rows of any length, and a finite row
     has a finite result even where its square overflows float32, and one above 0 where it underflows.
@@ -49,9 +49,9 @@ def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | No
 
 
 def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
-    """The sum of each row's squares, its product with a row of the weights, and its sum: `(3, n)`, float64.
+    """Computes each row's sum of squares, product with a row of the weights, and sum: `(3, n)`, float64.
 
-    The rows belong to the weights' rows in turn.
+    Row i belongs to row i modulo the number of rows of the weights.
     """
     if _sums_kernel.fits(rows, weights):
         result = _sums_kernel.row_sums(rows, weights)
@@ -72,7 +72,7 @@ def _whitened(rows: Tensor, center: Tensor | None, scale: Tensor | None) -> Tens
 
 
 def _sums_of_squares(rows: Tensor) -> Tensor:
-    """The sum of the squares of each float32 row, in float64, where no square is too large or too small."""
+    """Adds up the squares of each float32 row in float64; no square may over- or underflow."""
     n, width = rows.shape
     whole = width - width % _BLOCK
     if not whole:
@@ -86,7 +86,7 @@ def _sums_of_squares(rows: Tensor) -> Tensor:
 
 
 def row_products(x: Tensor, y: Tensor) -> Tensor:
-    """`sum x[i] y[i]` over all but the first axis, added up in float64."""
+    """Computes `sum x[i] y[i]` over all axes except the first, added up in float64."""
     n = x.shape[0]
     products = (x * y).reshape(n, -1) if x.numel() else x.new_zeros(n, 1)
     if products.dtype == torch.float64:
@@ -98,11 +98,11 @@ def row_products(x: Tensor, y: Tensor) -> Tensor:
 
 
 def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, alike: float) -> Tensor:
-    """Sums of products of two symmetric matrices for each example, `(6, n)` in float64.
+    """Adds up products of two symmetric matrices for each example: `(6, n)` in float64.
 
-    They run over all places, and over the pairs of places that are alike, in length and in direction up to
-    its sign, in the first, and in the second. Then come, over the diagonal, the sums of the products, of
-    their roots, and of the entries of both.
+    The first three sums run over all pairs of places, over those that are alike in the first matrix, and
+    over those that are alike in the second: alike in length, and in direction up to its sign. The other
+    three run over the diagonal: the products, their roots, and the entries of both matrices.
 
     Args:
         blocks: First row, first column, and `(n, rows, columns)` of Gram matrices of two kinds of vectors:
@@ -131,13 +131,13 @@ def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, al
 
 
 def memory_order(rows: Tensor) -> list[int]:
-    """The axes after the first, in the order in which they lie in memory."""
+    """Returns the axes after the first, in memory order."""
     axes = list(range(1, rows.dim()))
     return axes if rows.is_contiguous() else sorted(axes, key=rows.stride, reverse=True)
 
 
 def total(values: Tensor) -> float:
-    """The sum of all values, in float64 but for sums over short blocks: a cast of all would cost a copy."""
+    """Adds up all values: short blocks in float32, and their sums in float64, which saves a copy."""
     flat = values.reshape(-1)
     if flat.dtype == torch.float64:
         return float(flat.sum())
@@ -147,5 +147,5 @@ def total(values: Tensor) -> float:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums over examples are kept: float32 for the 16-bit types."""
+    """Returns the type in which sums over examples are kept: float32 for the 16-bit types."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype

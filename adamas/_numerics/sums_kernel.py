@@ -1,7 +1,7 @@
 """Sums over float32 rows in one pass over memory, compiled by Numba.
 
-Torch takes a pass for each step, and memory for what is between them. The loops add side by side in as many
-lanes as vector instructions like, so that the compiler may use them without changing the order of the sums.
+Torch makes a pass for each operation, and needs memory for intermediate results. These loops add in parallel
+lanes, as many as vector instructions take, so that the compiler can use them without reordering the sums.
 """
 
 import functools
@@ -17,9 +17,9 @@ from adamas._numerics.threads import share_out
 
 _F, _D = np.float32, np.float64
 _LANES = 64
-# Squares that are added up in float32, in lanes; then float64 goes on.
+# Squares that are added up in float32, in lanes, before float64 takes over.
 _BLOCK = 32 * _LANES
-# Numbers of a row that one thread adds up, and all numbers that are worth another thread.
+# Numbers of a row that one thread adds up; numbers in all from which another thread pays off.
 _PIECE = 1 << 17
 _LEAST_SHARE = 1 << 20
 
@@ -28,7 +28,7 @@ _LEAST_SHARE = 1 << 20
 def _squares(
     rows: Array, center: Any, scale: Array, out: Array, width: int, pieces: int, start: int, stop: int
 ) -> None:
-    """Adds up pieces of rows, counted row by row, into `out`; the centre may be None."""
+    """Adds up the squares of pieces of rows, counted row by row, into `out`. The centre may be None."""
     lanes = np.empty(_LANES, np.float32)
     for piece in range(start, stop):
         row, first = piece // pieces, (piece % pieces) * _PIECE
@@ -60,7 +60,7 @@ def _squares(
 
 @compiled
 def _row_sums(rows: Array, weights: Array, out: Array, start: int, stop: int) -> None:
-    """Of each row the sum of its squares, its product with a row of the weights, and its sum."""
+    """Computes for each row the sum of its squares, its product with a row of the weights, and its sum."""
     squares, products, sums = (
         np.empty(_LANES, np.float32),
         np.empty(_LANES, np.float32),
@@ -102,7 +102,7 @@ def _gram_sums(
     start: int,
     stop: int,
 ) -> None:
-    """Adds what `adamas._numerics.sums.gram_sums` says of one block, which is on the diagonal or above it."""
+    """Adds one block to the sums of `adamas._numerics.sums.gram_sums`: on the diagonal, or above it."""
     height, width = a.shape[1:]
     alike_half = _F(alike / 2)
     times = _D(1) if row == column else _D(2)
@@ -139,7 +139,7 @@ def _gram_sums(
 def _outside(
     found: Array, rows: Array, direction: Array, columns: Array, out: Array, start: int, stop: int
 ) -> None:
-    """Counts the numbers of each row that are further from the expected ones than they may be."""
+    """Counts the numbers of each row that are too far from the expected ones."""
     for row in range(start, stop):
         mean, size, along, least, slope = (
             columns[0, row],
@@ -166,7 +166,7 @@ def available() -> bool:
         _row_sums.compile((f[:, ::1], f[:, ::1], d[:, ::1], i, i))
         _gram_sums.compile((f[:, :, ::1], f[:, :, ::1], f[:, ::1], f[:, ::1], d, i, i, d[:, ::1], i, i))
         _outside.compile((f[:, ::1], f[:, ::1], f[::1], f[:, ::1], i[::1], i, i))
-    except Exception:  # whatever it is, sums can be made without
+    except Exception:  # whatever the reason, torch can do it
         return False
     return True
 
@@ -180,7 +180,7 @@ def fits(*tensors: Tensor | None) -> bool:
 
 
 def whitened_squares(rows: Tensor, center: Tensor | None, scale: Tensor) -> Tensor:
-    """`sum_k ((rows[i, k] - center[k]) / scale[k])^2` in float64, the same with any number of threads."""
+    """Computes `sum_k ((rows[i, k] - center[k]) / scale[k])^2` in float64, with any threads alike."""
     n, width = rows.shape
     pieces = max(1, -(-width // _PIECE))
     sums = np.empty(n * pieces)
@@ -198,14 +198,14 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def all_near(found: Tensor, rows: Tensor, direction: Tensor, columns: Tensor) -> bool:
-    """Tells whether each number of `found` is `mean + size * direction + along * row`, nearly.
+    """Tells whether each number of `found` is close to `mean + size * direction + along * row`.
 
     Args:
         found: `(n, width)`.
         rows: The same.
         direction: `(width,)`.
-        columns: Mean, size, along, and how far a number may be: a least distance, and a factor of the size of
-            the row's number; `(5, n)`.
+        columns: `(5, n)`: mean, size, along, and the tolerance, as an absolute part and a factor of the
+            row's number.
     """
     outside = np.empty(len(found), np.int64)
     arrays = [t.detach().numpy() for t in (found, rows, direction, columns)]
@@ -225,6 +225,6 @@ def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, al
 
 
 def _shared(function: Callable[..., None], arguments: tuple[Any, ...], count: int, size: int) -> None:
-    """Makes a call on so many pieces of a size, with all threads that are worth it."""
+    """Runs `function` over `count` pieces of `size` numbers, on as many threads as pay off."""
     for other in share_out([(function, arguments, count)], -(-_LEAST_SHARE // max(1, size))):
         other.result()

@@ -1,6 +1,6 @@
-"""Work that torch's number of threads do together, the calling thread among them.
+"""Shares work among as many threads as torch uses, the calling thread included.
 
-What runs in them must let go of Python's lock, as NumPy's functions and compiled loops do, and must not call
+The work must release Python's global lock, as NumPy's functions and compiled loops do. It must not call
 torch's functions on large tensors: each thread would start a team of its own.
 """
 
@@ -18,9 +18,9 @@ Call: TypeAlias = tuple[Callable[..., None], tuple[Any, ...], int]
 
 
 def share_out(calls: list[Call], least: int) -> "list[Future[None]]":
-    """Makes calls, each thread a part of them of the same length, and at least `least` long.
+    """Splits the calls evenly across threads, at least `least` items each.
 
-    The calling thread does its part and does not wait for the others, which are returned.
+    The calling thread does its own part and returns the futures of the others without waiting for them.
     """
     count = sum(n for _, _, n in calls)
     shares = max(min(torch.get_num_threads(), count // least), 1)
@@ -29,7 +29,7 @@ def share_out(calls: list[Call], least: int) -> "list[Future[None]]":
 
 
 def share_blocks(blocks: int, work: Callable[[int], None]) -> None:
-    """Deals the work on blocks 0, 1, ... out to the threads, and waits for them."""
+    """Calls `work` for blocks 0, 1, ... on all threads, and waits for them."""
     threads = min(torch.get_num_threads(), max(1, blocks))
 
     def share(first: int) -> None:
@@ -41,7 +41,7 @@ def share_blocks(blocks: int, work: Callable[[int], None]) -> None:
 
 
 def _together(work: Callable[[Any], None], shares: Any) -> "list[Future[None]]":
-    """Does the first share, while other threads do the others."""
+    """Starts all shares but the first on other threads, does the first one here, and returns the rest."""
     first, *rest = shares
     others = [_workers(torch.get_num_threads() - 1).submit(work, share) for share in rest]
     try:
@@ -53,7 +53,7 @@ def _together(work: Callable[[Any], None], shares: Any) -> "list[Future[None]]":
 
 
 def _make(calls: list[Call], start: int, stop: int) -> None:
-    """The part of the calls from `start` to `stop`, as if their ranges were one."""
+    """Makes the calls from item `start` to `stop`, counted over the ranges of all calls."""
     for function, arguments, n in calls:
         if start < n and stop > 0:
             function(*arguments, max(start, 0), min(stop, n))
@@ -62,9 +62,9 @@ def _make(calls: list[Call], start: int, stop: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _workers(count: int) -> ThreadPoolExecutor:
-    """Threads besides the calling one, started when there is work for them."""
+    """Returns a pool of threads besides the calling one. They start when there is work."""
     return ThreadPoolExecutor(count, thread_name_prefix="adamas")
 
 
-if hasattr(os, "register_at_fork"):  # threads are not copied to a child
+if hasattr(os, "register_at_fork"):  # a child has no copies of the threads
     os.register_at_fork(after_in_child=_workers.cache_clear)

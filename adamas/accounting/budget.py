@@ -1,16 +1,13 @@
 """What a budget still pays for, without composing at every step."""
 
-from collections.abc import Sequence
-
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate
 from adamas._words import limit
-from adamas.accounting.ledger import LARGE, composed_epsilon
+from adamas.accounting.composition import LARGE, composed_epsilon
+from adamas.accounting.events import Entries
 from adamas.errors import BudgetError
-
-Entries = Sequence[tuple[dp_accounting.DpEvent, int]]
 
 
 class Budget:

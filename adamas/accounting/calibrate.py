@@ -1,8 +1,8 @@
-"""From a budget to a noise multiplier or a number of steps, and back.
+"""Converts a budget into a noise multiplier or a number of steps, and back.
 
-All functions take Poisson sampling with probability `sampling_rate`, `steps` releases of a Gaussian with
-noise multiplier `noise_multiplier`, and add/remove adjacency. Every answer keeps the promise that it was
-asked for: its epsilon was computed, and is at most the target.
+All functions assume Poisson sampling with probability `sampling_rate`, `steps` releases of a Gaussian with
+noise multiplier `noise_multiplier`, and add/remove adjacency. Every answer keeps its target: its epsilon was
+computed, and is at most the target.
 """
 
 import math
@@ -14,15 +14,16 @@ from dp_accounting import NeighboringRelation
 from scipy.optimize import brentq
 
 from adamas import _validate
-from adamas._words import bound, limit
-from adamas.accounting import ledger
+from adamas._words import limit, rounded_up
+from adamas.accounting import composition
+from adamas.accounting.events import Entries
 
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
 _WIDE_BUDGET = 0.1  # a hundred coarse cells
 _LARGEST_STEPS = 2**24
 _LARGEST_EPSILON = 1000.0
-_TICKS = 10**4  # noise multipliers are answered in steps of 1e-4, or of 1e-4 of their power of 10
+_TICKS = 10**4  # answers are multiples of 1e-4, or of 1e-4 of their power of 10
 
 
 def epsilon(
@@ -33,7 +34,7 @@ def epsilon(
     delta: float,
     accountant: str = "pld",
 ) -> float:
-    """The epsilon of so many steps.
+    """Computes the epsilon of a number of steps.
 
     Example:
         >>> from adamas import calibrate
@@ -45,27 +46,27 @@ def epsilon(
     _validate.rate(sampling_rate=sampling_rate)
     _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
-    return ledger.composed_epsilon([(event, steps)], delta, accountant)
+    return composition.composed_epsilon([(event, steps)], delta, accountant)
 
 
 def epsilon_curve(
     *, noise_multiplier: float, sampling_rate: float, steps: int, delta: float, points: int = 32
 ) -> np.ndarray:
-    """The epsilon after 1, 2, ..., `steps` steps: see `adamas.accounting.ledger.epsilon_curve`."""
+    """Computes the epsilon after 1, ..., `steps` steps: see `adamas.accounting.composition.epsilon_curve`."""
     _validate.positive(noise_multiplier=noise_multiplier)
     _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.rate(sampling_rate=sampling_rate)
     _check_steps(steps)
     event = _step(noise_multiplier, sampling_rate)
-    return ledger.epsilon_curve(event, steps, delta, points=points)
+    return composition.epsilon_curve(event, steps, delta, points=points)
 
 
 def noise_multiplier(
     *, epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: str = "pld"
 ) -> float:
-    """The smallest noise multiplier whose epsilon is at most the target, rounded up to 4 decimals.
+    """Finds the smallest noise multiplier whose epsilon is at most the target, rounded up to 4 decimals.
 
-    From 10 on the rounding is to 5 significant digits.
+    From 10 on it is rounded up to 5 significant digits.
 
     Example:
         >>> from adamas import calibrate
@@ -89,11 +90,25 @@ def noise_multiplier_for(
     delta: float,
     accountant: str = "pld",
     relation: NeighboringRelation = _ADD_REMOVE,
+    before: Entries = (),
 ) -> float:
-    """`noise_multiplier` for any mechanism, given as the event that it makes with a multiplier."""
+    """Finds `noise_multiplier` for any mechanism, given as the event that it makes with a multiplier.
+
+    Args:
+        make_event: Returns the event for a noise multiplier.
+        epsilon: The target.
+        delta: The delta of the target.
+        accountant: A name in `ACCOUNTANTS`.
+        relation: The neighbouring relation.
+        before: Events that the target must pay for as well.
+    """
+    spent = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in before]
 
     def cost(z: float, coarse: bool | None) -> float:
-        return ledger.composed_epsilon([(make_event(z), 1)], delta, accountant, relation, coarse=coarse)
+        event = make_event(z)
+        if spent:
+            event = dp_accounting.ComposedDpEvent([*spent, event])
+        return composition.composed_epsilon([(event, 1)], delta, accountant, relation, coarse=coarse)
 
     # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
     return _least_noise_multiplier(
@@ -102,7 +117,7 @@ def noise_multiplier_for(
 
 
 def least_noise_multiplier(cost: Callable[[float], float], *, epsilon: float, delta: float) -> float:
-    """`noise_multiplier` for whatever has an epsilon, given as a function of the multiplier.
+    """Finds `noise_multiplier` for any epsilon that is given as a function of the multiplier.
 
     Example:
         >>> from adamas import calibrate
@@ -115,18 +130,18 @@ def least_noise_multiplier(cost: Callable[[float], float], *, epsilon: float, de
 def _least_noise_multiplier(
     cost: Callable[[float, bool | None], float], epsilon: float, delta: float, *, coarse: bool
 ) -> float:
-    """The search: with `coarse` the first part of it asks for coarse answers."""
+    """Searches; with `coarse` the first part of the search uses coarse answers."""
     _check_budget(epsilon, delta)
 
     def excess(z: float, coarse: bool | None = None) -> float:
-        """How far epsilon is above the target, as a factor's logarithm; at most 50 either way."""
+        """Returns the logarithm of epsilon over the target, clamped to 50 either way."""
         return min(max(math.log(max(cost(z, coarse), 1e-300) / epsilon), -50.0), 50.0)
 
     if excess(_LARGEST) > 0:
         least = cost(_LARGEST, None)
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
-            f"{_LARGEST:.0f} is not enough: it gives epsilon={bound(least)}. Raise epsilon or delta, "
+            f"{_LARGEST:.0f} is not enough: it gives epsilon={rounded_up(least)}. Raise epsilon or delta, "
             "or make fewer steps."
         )
     rough = coarse or None
@@ -146,7 +161,7 @@ def _least_noise_multiplier(
 
 
 def _bracket(excess: Callable[[float], float], epsilon: float, delta: float) -> tuple[float, float]:
-    """Two noise multipliers, the first one too small and the second one not."""
+    """Finds two noise multipliers, the first one too small and the second one not."""
     low = high = 1.0
     factor = 2.0
     while excess(high) > 0:
@@ -170,7 +185,7 @@ def steps(
     sampling_rate: float,
     accountant: str = "pld",
 ) -> int:
-    """The largest number of steps whose epsilon is at most the target.
+    """Finds the largest number of steps whose epsilon is at most the target.
 
     Example:
         >>> from adamas import calibrate
@@ -186,7 +201,7 @@ def steps(
 
     def affordable(count: int, coarse: bool | None = None) -> bool:
         entries = [(event, count)]
-        return ledger.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
+        return composition.composed_epsilon(entries, delta, accountant, coarse=coarse) <= epsilon
 
     if not affordable(1):
         raise ValueError(
@@ -209,7 +224,7 @@ def steps(
 
 
 def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
-    """The neighbours (n, n + 1) between `low`, good, and `high`, not good, where it changes."""
+    """Finds neighbours (n, n + 1), n good and n + 1 not, between a good `low` and a `high` that is not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
@@ -219,7 +234,10 @@ def _bisected(good: Callable[[int], bool], low: int, high: int) -> tuple[int, in
 def _check_budget(epsilon: float, delta: float) -> None:
     _validate.positive(epsilon=epsilon)
     if epsilon > _LARGEST_EPSILON:
-        raise ValueError(f"Expected epsilon={epsilon!r} <= {limit(_LARGEST_EPSILON)}: more promises nothing.")
+        raise ValueError(
+            f"Expected epsilon={epsilon!r} <= {limit(_LARGEST_EPSILON)}: a larger epsilon is not a "
+            "meaningful guarantee."
+        )
     _validate.delta(delta=delta)
 
 

@@ -9,56 +9,35 @@ releases itself. So several continuations of one checkpoint add up. Each account
 whose bits have changed is refused.
 """
 
-import hashlib
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from adamas import _validate
-from adamas._words import bound, limit
+from adamas._words import limit, rounded_up
 from adamas.accounting import calibrate
-from adamas.accounting.budget import Budget, Entries
-from adamas.accounting.ledger import ACCOUNTANTS, Ledger, composed_epsilon, entries_of
+from adamas.accounting.accounts import (
+    DAMAGED,
+    VERSION,
+    Account,
+    create_tables,
+    read_accounts,
+    read_budget,
+    write_account,
+)
+from adamas.accounting.budget import Budget
+from adamas.accounting.composition import ACCOUNTANTS, composed_epsilon
+from adamas.accounting.events import Entries
 from adamas.errors import BudgetError
 
-_VERSION = 2
+__all__ = ["Account", "DataLedger"]
+
 _SECONDS_TO_WAIT = 60.0  # for another process's transaction
-_DAMAGED = "its digests do not fit its content"
-
-_TABLES = """
-CREATE TABLE budget (
-    version INTEGER, epsilon REAL, delta REAL, accountant TEXT, relation TEXT, accounts INTEGER, digest TEXT
-);
-CREATE TABLE accounts (
-    id TEXT PRIMARY KEY, title TEXT, entries TEXT, finished INTEGER, journal TEXT, digest TEXT
-);
-"""
-
-
-@dataclass(frozen=True)
-class Account:
-    """What one process that trained has spent.
-
-    Attributes:
-        id: Of the account.
-        title: What the run says of itself.
-        entries: Its events, with counts: released, or reserved if it has not finished.
-        finished: Whether it has given back what it did not release.
-        journal: Where its run writes releases ahead; None for nowhere.
-    """
-
-    id: str
-    title: str
-    entries: Entries
-    finished: bool
-    journal: str | None = None
 
 
 class DataLedger:
@@ -89,12 +68,12 @@ class DataLedger:
             )
         with self._transaction() as database:
             found = database.execute("SELECT version FROM budget").fetchone()
-            if found is None or found[0] != _VERSION:
+            if found is None or found[0] != VERSION:
                 raise ValueError(
-                    f"Expected a ledger of version {_VERSION} in {self.path}, found {found and found[0]}. "
+                    f"Expected a ledger of version {VERSION} in {self.path}, found {found and found[0]}. "
                     "Use the version of adamas that wrote it."
                 )
-            _, epsilon, delta, accountant, relation, _ = _budget(database)
+            _, epsilon, delta, accountant, relation, _ = read_budget(database)
         self._limit, self._delta, self._accountant = float(epsilon), float(delta), str(accountant)
         self._relation = NeighboringRelation[relation]
 
@@ -151,9 +130,7 @@ class DataLedger:
         database = sqlite3.connect(path)
         try:
             with database:
-                database.executescript(_TABLES)
-                row = [_VERSION, float(epsilon), float(delta), accountant, relation.name, 0]
-                database.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _digest(row)))
+                create_tables(database, epsilon, delta, accountant, relation)
         finally:
             database.close()
         return cls(path)
@@ -186,7 +163,7 @@ class DataLedger:
         """
         event, wanted = (None, 0) if ahead is None else ahead
         with self._transaction() as database:
-            accounts = _accounts(database)
+            accounts = read_accounts(database)
             others = [entry for one in accounts if one.id != account for entry in one.entries]
             granted = wanted
 
@@ -199,15 +176,15 @@ class DataLedger:
                 granted = budget.most(event, wanted, others=[*others, *entries])
                 cost = self._composed([*others, *planned(granted)])
             if cost > self.budget or granted < (wanted if at_least is None else at_least):
-                spent = bound(self._composed(others))
+                spent = rounded_up(self._composed(others))
                 raise BudgetError(
-                    f"This run would bring the data set of {self.path} to epsilon={bound(cost)}, above its "
-                    f"budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
+                    f"This run would bring the data set of {self.path} to epsilon={rounded_up(cost)}, above "
+                    f"its budget of {limit(self.budget)} at delta={self.delta:g}: {spent} is "
                     "spent or reserved. Take fewer steps or more noise (DataLedger.noise_multiplier says how "
                     "much), or close open runs."
                 )
             self._check_kept(accounts, account, planned(granted))
-            _write(database, Account(account, title, planned(granted), False, journal), self.relation)
+            write_account(database, Account(account, title, planned(granted), False, journal), self.relation)
         return granted
 
     def settle(self, account: str, entries: Entries) -> None:
@@ -217,12 +194,12 @@ class DataLedger:
             ValueError: If there is no such account, or it has released more.
         """
         with self._transaction() as database:
-            accounts = _accounts(database)
+            accounts = read_accounts(database)
             old = next((one for one in accounts if one.id == account), None)
             if old is None:
                 raise ValueError(f"Expected an account of {self.path}, got account={account!r}.")
             self._check_kept(accounts, account, entries)
-            _write(database, replace(old, entries=entries, finished=True), self.relation)
+            write_account(database, replace(old, entries=entries, finished=True), self.relation)
 
     def _check_kept(self, accounts: list[Account], account: str, entries: Entries) -> None:
         """Raises if an account that has finished, and so has released what it says, would say less."""
@@ -232,7 +209,7 @@ class DataLedger:
                 if has < had:
                     raise ValueError(
                         f"Expected entries of at least what account={account!r} has released, "
-                        f"epsilon={bound(had)}, got {bound(has)}."
+                        f"epsilon={rounded_up(had)}, got {rounded_up(has)}."
                     )
 
     def account(self, account: str) -> Account | None:
@@ -242,14 +219,14 @@ class DataLedger:
     def set_journal(self, account: str, journal: str | None) -> None:
         """Writes down where the run of an account writes its releases ahead from now on."""
         with self._transaction() as database:
-            for one in _accounts(database):
+            for one in read_accounts(database):
                 if one.id == account:
-                    _write(database, replace(one, journal=journal), self.relation)
+                    write_account(database, replace(one, journal=journal), self.relation)
 
     def spendings(self) -> list[Account]:
         """Returns what each account has, in the order of their first reservations."""
         with self._transaction() as database:
-            return _accounts(database)
+            return read_accounts(database)
 
     def epsilon(self) -> float:
         """Returns what all accounts together have spent or reserved."""
@@ -271,17 +248,17 @@ class DataLedger:
         spent = self._composed(before)
         if spent >= self.budget:
             raise BudgetError(
-                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {bound(spent)} is spent."
+                f"Nothing is left of epsilon={limit(self.budget)} in {self.path}: {rounded_up(spent)} is "
+                "spent."
             )
 
         def planned(z: float) -> dp_accounting.DpEvent:
             step = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(z))
-            return dp_accounting.ComposedDpEvent(
-                [dp_accounting.SelfComposedDpEvent(event, count) for event, count in [*before, (step, steps)]]
-            )
+            return dp_accounting.SelfComposedDpEvent(step, steps)
 
         return calibrate.noise_multiplier_for(
             planned,
+            before=before,
             epsilon=self.budget,
             delta=self.delta,
             accountant=self.accountant,
@@ -315,49 +292,11 @@ class DataLedger:
         except sqlite3.DatabaseError as error:
             raise ValueError(self._damaged(str(error))) from error
         except ValueError as error:
-            if error.args == (_DAMAGED,):
-                raise ValueError(self._damaged(_DAMAGED)) from None
+            if error.args == (DAMAGED,):
+                raise ValueError(self._damaged(DAMAGED)) from None
             raise
         finally:
             database.close()
 
     def _damaged(self, why: str) -> str:
         return f"Expected {self.path} to be a ledger of adamas, but {why}. Restore the file from a backup."
-
-
-def _accounts(database: sqlite3.Connection) -> list[Account]:
-    rows = database.execute(
-        "SELECT id, title, entries, finished, journal, digest FROM accounts ORDER BY rowid"
-    ).fetchall()
-    if len(rows) != _budget(database)[-1] or any(_digest(row) != digest for *row, digest in rows):
-        raise ValueError(_DAMAGED)
-    return [
-        Account(account, title, entries_of(json.loads(text)), bool(finished), journal)
-        for account, title, text, finished, journal, _ in rows
-    ]
-
-
-def _write(database: sqlite3.Connection, account: Account, relation: NeighboringRelation) -> None:
-    text = json.dumps(Ledger.of(account.entries, relation).state_dict())
-    row = [account.id, account.title, text, int(account.finished), account.journal]
-    database.execute(
-        "INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "title = excluded.title, entries = excluded.entries, finished = excluded.finished, "
-        "journal = excluded.journal, digest = excluded.digest",
-        (*row, _digest(row)),
-    )
-    budget = _budget(database)
-    budget[-1] = database.execute("SELECT COUNT(*) FROM accounts").fetchone()[0]
-    database.execute("UPDATE budget SET accounts = ?, digest = ?", (budget[-1], _digest(budget)))
-
-
-def _budget(database: sqlite3.Connection) -> list[Any]:
-    """Returns version, epsilon, delta, accountant, relation and the number of accounts."""
-    rows = database.execute("SELECT * FROM budget").fetchall()
-    if len(rows) != 1 or _digest(list(rows[0][:-1])) != rows[0][-1]:
-        raise ValueError(_DAMAGED)
-    return list(rows[0][:-1])
-
-
-def _digest(row: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()

@@ -15,55 +15,26 @@ it is not, it gets a key of its own, and is charged. So does a release whose mul
 and one whose draw counter is not that of its step, after a second release on a batch or a batch without one.
 """
 
-import json
 import os
 import struct
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import dp_accounting
 
 from adamas import _validate
-from adamas._words import bound
-from adamas.accounting import calibrate
-from adamas.accounting.budget import Budget, Entries
+from adamas.accounting.budget import Budget
 from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.events import Entries, counted, within
 from adamas.accounting.journal import Journal, Release
-from adamas.accounting.ledger import Ledger, entries_of
-from adamas.distributed import Ranks, told_by_writer, write_once
+from adamas.accounting.journals import name_of, names_of, write_ahead
+from adamas.accounting.ledger import Ledger, RunLedger, entries_of
+from adamas.accounting.plan import Plan, noise_after, units
+from adamas.accounting.recovery import Recovered, record_lost
+from adamas.accounting.reservation import Reservation
+from adamas.distributed import Ranks, write_once
 from adamas.errors import BudgetError
 from adamas.sampling import Sampler
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run may release; `Spending.extend` makes a new one.
-
-    Attributes:
-        steps: Steps of the whole run.
-        noise_multiplier: The multiplier of the releases to come.
-        budget: The epsilon that may be spent at most; None for no limit.
-    """
-
-    steps: int
-    noise_multiplier: float
-    budget: float | None = None
-
-
-class _RunLedger(Ledger):
-    """A ledger that forgets nothing."""
-
-    def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
-        """Takes over saved records, if there are none."""
-        if self.entries:
-            raise RuntimeError(
-                "Expected the ledger of a run that has released nothing: saved records would take the place "
-                "of its own. Read them into a new adamas.Ledger, or continue a run by adamas.load."
-            )
-        super().load_state_dict(state, sampler)
 
 
 class Spending:
@@ -111,27 +82,26 @@ class Spending:
     ) -> None:
         self.title, self.enforced = title, enforced
         self.sampler, self.delta, self.accountant = sampler, delta, accountant
-        self.data_ledger = data_ledger
-        self.ledger: Ledger = _RunLedger(sampler.relation)
+        self.ledger: Ledger = RunLedger(sampler.relation)
         self.steps_done = 0
         self._first_step = 0  # whose batch this run draws
         self.journals: list[Journal] = []
         self._plan, self._first_multiplier = plan, plan.noise_multiplier
         self._ranks = ranks
         self._process = os.getpid()
-        # What a run that died has released from the checkpoint on; and what of it is not in the ledger yet.
-        self._made_before: list[Release] = []
-        self._to_record: list[Release] = []
-        self._promised: Entries = [(self._usual(), self._units(plan.steps))]  # the budget pays for these
+        self._recovered = Recovered()
+        self._promised: Entries = [
+            (plan.event(sampler), units(plan.steps, sampler))
+        ]  # the budget pays for it
         self._limit: Budget | None = None
-        # The account in the data set's ledger, what it has, and what earlier accounts of the run have. The
-        # last of these, and what came before it, are looked at when this run first reserves something.
-        self._account = uuid4().hex
-        self._reserved: Mapping[str, int] = {}
-        self._paid_before: Entries = []
-        self._continued: tuple[str, Entries] | None = None
+        self._reservation = Reservation(data_ledger, sampler.relation, ranks)
 
     # --- reading --------------------------------------------------------------------------------------
+
+    @property
+    def data_ledger(self) -> DataLedger | None:
+        """Where the run reserves what it plans to release; None for nowhere."""
+        return self._reservation.data_ledger
 
     @property
     def plan(self) -> Plan:
@@ -140,11 +110,10 @@ class Spending:
 
     def complete(self) -> Ledger:
         """Returns the ledger with what a run that died released at steps that are still to come."""
-        if not self._to_record:
+        if not self._recovered.due:
             return self.ledger
         ledger = self.ledger.copy()
-        for release in self._to_record:
-            ledger.record_release(self.sampler, release.step, release.noise_multiplier)
+        self._recovered.record_later(-1, ledger, self.sampler)
         return ledger
 
     def epsilon(self, accountant: str | None = None) -> float:
@@ -188,16 +157,15 @@ class Spending:
                 "Go on with run.batches()."
             )
         release = Release(step, self._plan.noise_multiplier)
-        again = [made for made in self._made_before if made[:2] == release[:2]]  # which would cost nothing
-        self._check_paid(again[:1] or [release])
+        self._check_paid([self._recovered.like(release)])
 
     def _check_paid(self, releases: Sequence[Release]) -> None:
         if self._plan.budget is None or not self.enforced:
             return
         entries = self._after(releases)
-        if not _within(_counted(entries), _counted(self._promised)):
+        if not within(counted(entries), counted(self._promised)):
             step = releases[0].step
-            self._budget().require(entries, self._usual(), ahead=self._units_after(step))
+            self._budget().require(entries, self._event(), ahead=self._units_after(step))
 
     def charge(
         self,
@@ -219,17 +187,17 @@ class Spending:
         self.check(step)
         if any(z not in (self._plan.noise_multiplier, 0.0) for z in multipliers):
             raise ValueError(f"Expected releases with the noise multiplier of the plan, got {multipliers!r}.")
-        identity = identify() if self.journals or self._made_before else b""
-        releases = [self._attempted(Release(step, z, identity)) for z in multipliers]
-        if self._made_before:
+        identity = identify() if self.journals or self._recovered else b""
+        releases = [self._recovered.attempted(Release(step, z, identity)) for z in multipliers]
+        if self._recovered:
             self._check_paid(releases)
         if self.data_ledger is not None:
             self._reserve(releases)
-        new = [release for release in releases if release not in self._made_before]
+        new = [release for release in releases if release not in self._recovered]
         if new and self.journals:
-            write_once(self._ranks, lambda: self._write(new))
+            write_once(self._ranks, lambda: write_ahead(self.journals, new))
         self._record_in(self.ledger, releases)
-        self._to_record = self._made_later(step)
+        self._recovered.drop_until(step)
         self.steps_done = max(self.steps_done, step + 1)
         first = releases[0]
         usual = first.attempt == 0 and first.noise_multiplier == self._first_multiplier
@@ -238,45 +206,20 @@ class Spending:
         # Attempts are counted for each step: runs that come to a draw at different steps need both numbers.
         return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier)), step
 
-    def _attempted(self, release: Release) -> Release:
-        """Returns the release with the attempt that it is: one that was made before, or a new one."""
-        before = [made for made in self._made_before if made.step == release.step]
-        for made in before:
-            if release.repeats(made):
-                return made
-        return release._replace(attempt=1 + max((made.attempt for made in before), default=-1))
-
-    def _write(self, releases: list[Release]) -> None:
-        if releases[0].identity and any(journal.was_taken_over for journal in self.journals):
-            raise RuntimeError(
-                "Another run has loaded a checkpoint of this one, and draws the noise of the same seed: both "
-                "would show how their sums differ. Go on with the other run."
-            )
-        for number, journal in enumerate(self.journals):
-            if number == 0 or not journal.taken_over:  # a copy that was loaded is the other run's
-                journal.append(releases)
-
     def _record_in(self, ledger: Ledger, releases: Sequence[Release]) -> None:
         """Records releases, and before them what a run that died has released up to their step."""
         step = releases[0].step
-        for due in self._to_record:
-            if due.step <= step:
-                ledger.record_release(self.sampler, due.step, due.noise_multiplier)
+        self._recovered.record_until(step, ledger, self.sampler)
         for release in releases:
-            if release not in self._made_before:
+            if release not in self._recovered:
                 ledger.record_release(self.sampler, step, release.noise_multiplier)
 
     def _after(self, releases: Sequence[Release]) -> Entries:
         """Returns the events after these releases, with all that a run that died has released."""
         planned = self.ledger.copy()
         self._record_in(planned, releases)
-        for later in self._made_later(releases[0].step):
-            planned.record_release(self.sampler, later.step, later.noise_multiplier)
+        self._recovered.record_later(releases[0].step, planned, self.sampler)
         return planned.entries
-
-    def _made_later(self, step: int) -> list[Release]:
-        """Returns what a run that died has released at steps after this one."""
-        return [release for release in self._to_record if release.step > step]
 
     # --- the plan -------------------------------------------------------------------------------------
 
@@ -287,52 +230,27 @@ class Spending:
             raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
         if noise_multiplier is None:
             assert epsilon is not None
-            _validate.positive(epsilon=epsilon)
-            noise_multiplier = self._noise_multiplier_for(steps, epsilon)
+            noise_multiplier = noise_after(
+                self.complete(), self.sampler, steps, epsilon, self.delta, self.accountant
+            )
         else:
             _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         self._plan = Plan(self.steps_done + steps, noise_multiplier, epsilon)
-        self._promised = [*self.complete().entries, (self._usual(), self._units(steps))]
-
-    def _noise_multiplier_for(self, steps: int, epsilon: float) -> float:
-        """Returns the least noise with which more steps keep a budget for everything together."""
-        ledger = self.complete()
-        spent = ledger.epsilon(self.delta, self.accountant)
-        if spent >= epsilon:
-            raise ValueError(f"Expected epsilon={epsilon!r} above what was spent, {bound(spent)}.")
-        before = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in ledger.entries]
-        return calibrate.noise_multiplier_for(
-            lambda z: dp_accounting.ComposedDpEvent([*before, self.sampler.plan(z, steps)]),
-            epsilon=epsilon,
-            delta=self.delta,
-            accountant=self.accountant,
-            relation=self.ledger.relation,
-        )
+        self._promised = [*self.complete().entries, (self._event(), units(steps, self.sampler))]
 
     def _shorten(self) -> None:
         """Plans as many steps as the budget still pays for."""
         if self._plan.budget is None or self.steps_done >= self._plan.steps:
             return
         wanted = self._units_after(self.steps_done - 1)
-        units = self._budget().most(self._usual(), wanted, others=self.complete().entries)
-        self._keep_units(self.steps_done - 1, units, wanted)
+        granted = self._budget().most(self._event(), wanted, others=self.complete().entries)
+        self._plan = self._plan.shortened(self.steps_done - 1, granted, wanted, self.sampler)
 
-    def _keep_units(self, step: int, units: int, wanted: int) -> None:
-        """Plans only so many of the wanted units after a step."""
-        if units < wanted:
-            last = self._units(step + 1) + units if step >= 0 else units
-            steps = sum(self.sampler.unit(i) < last for i in range(self._plan.steps))
-            self._plan = replace(self._plan, steps=max(steps, step + 1))
-
-    def _usual(self) -> dp_accounting.DpEvent:
-        return self.sampler.event({0: [self._plan.noise_multiplier]})
-
-    def _units(self, steps: int) -> int:
-        return self.sampler.unit(steps - 1) + 1
+    def _event(self) -> dp_accounting.DpEvent:
+        return self._plan.event(self.sampler)
 
     def _units_after(self, step: int) -> int:
-        """Returns how many accounting units are planned after that of a step; -1 for before the first."""
-        return self._units(self._plan.steps) - (self._units(step + 1) if step >= 0 else 0)
+        return self._plan.units_after(step, self.sampler)
 
     def _budget(self) -> Budget:
         assert self._plan.budget is not None
@@ -344,88 +262,44 @@ class Spending:
 
     def _reserve(self, releases: Sequence[Release]) -> None:
         """Makes sure that the data set's ledger has these releases, and all that are planned after them."""
-        self._continue_account()
-        step = releases[0].step
-        now = self._after(releases)
-        own = _without(now, self._paid_before)
-        if _within(_counted(own), self._reserved):
+        self._take_over_account()
+        step, now = releases[0].step, self._after(releases)
+        if self._reservation.covers(now):
             return
-        paid = len({self.sampler.unit(release.step) for release in self._made_later(step)})
+        paid = len({self.sampler.unit(release.step) for release in self._recovered.later(step)})
         # What was made may be repeated, and then costs nothing.
         wanted = max(0, self._units_after(step) - paid)
-        granted = self._agreed(lambda: self._reserve_on_disk(own, wanted))
-        self._keep_units(step, granted + paid, wanted + paid)
-        self._reserved = _counted([*own, (self._usual(), granted)])
-
-    def _reserve_on_disk(self, own: Entries, wanted: int) -> int:
-        """Reserves, and returns how many units more than the own entries there are."""
-        assert self.data_ledger is not None
-        return self.data_ledger.reserve(
-            self._account,
-            own,
-            ahead=(self._usual(), wanted),
-            at_least=0 if self._paid_before else wanted,
+        granted = self._reservation.reserve(
+            now,
+            (self._event(), wanted),
             title=f"{self.title}, {self._plan.steps} steps, multiplier {self._plan.noise_multiplier:g}",
-            journal=self._journal_place(),
+            journal=name_of(self.journals),
         )
+        self._plan = self._plan.shortened(step, granted + paid, wanted + paid, self.sampler)
 
-    def _continue_account(self) -> None:
-        """Finds out, once, what the data set's ledger has of the run that this one continues."""
-        if self._continued is None or self.data_ledger is None:
-            return
-        ledger, (account, before) = self.data_ledger, self._continued
-        own = _without(self.complete().entries, before)
-        places = self._journal_places() if any(journal.locked for journal in self.journals) else []
-
-        def paid() -> bytes:
-            found = ledger.account(account)
-            if found is None:
-                return json.dumps(self._plain_entries([])).encode()
-            entries = found.entries
-            if found.journal in places and not found.finished:
-                # This run holds the journal that the other one wrote to last: it has ended, and the journal
-                # says all that it released.
-                entries = own
-                ledger.settle(account, own)
-            return json.dumps(self._plain_entries(_without(own, _without(own, entries)))).encode()
-
-        self._paid_before = [*before, *entries_of(json.loads(told_by_writer(self._ranks, paid)))]
-        self._continued = None
+    def _take_over_account(self) -> None:
+        if self._reservation.must_take_over:
+            held = names_of(self.journals) if any(journal.locked for journal in self.journals) else []
+            self._reservation.take_over(self.complete().entries, held)
 
     def close(self) -> None:
         """Gives back what is reserved in the data set's ledger and was not released."""
         if self.data_ledger is None:
             return
         self._check_process()  # the parent of a fork goes on with the reservation
-        self._continue_account()
-        if not self._reserved:
-            return
-        ledger, own = self.data_ledger, _without(self.complete().entries, self._paid_before)
-        write_once(self._ranks, lambda: ledger.settle(self._account, own))
-        self._reserved = {}
+        self._take_over_account()
+        if self._reservation.is_open:
+            self._reservation.settle(self.complete().entries)
 
     def share_account(self) -> None:
         """Gives all ranks the account of the one that writes."""
-        if self._ranks is not None:
-            self._account = self._ranks.from_writer(self._account.encode()).decode()
+        self._reservation.share_account()
 
     def use_journals(self, journals: Sequence[Journal]) -> None:
         """Writes releases ahead to these journals from now on."""
         self.journals = list(journals)
-        if self.data_ledger is not None and self._reserved:
-            ledger = self.data_ledger
-            write_once(self._ranks, lambda: ledger.set_journal(self._account, self._journal_place()))
-
-    def _journal_place(self) -> str | None:
-        """Returns the name of the journal that says what this run releases."""
-        return next(iter(self._journal_places()), None)
-
-    def _journal_places(self) -> list[str]:
-        return [f"{one.path.resolve()}#{token}" for one in self.journals[:1] for token in one.tokens]
-
-    def _agreed(self, ask: Callable[[], int]) -> int:
-        """Returns what the writing rank found out."""
-        return int(told_by_writer(self._ranks, lambda: str(ask()).encode()))
+        if self._reservation.is_open:
+            self._reservation.set_journal(name_of(self.journals))
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -439,39 +313,22 @@ class Spending:
                 that this run will make.
         """
         if repeatable:
-            lost = [release for part in parts for release in part]
-            self._made_before = sorted([*self._made_before, *lost], key=lambda release: release.step)
-            self._to_record = sorted([*self._to_record, *lost], key=lambda release: release.step)
+            self._recovered.add(release for part in parts for release in part)
         else:
             for part in parts:
-                self._record_lost(part)
+                record_lost(part, self.ledger, self.sampler, steps_done=self.steps_done)
             self._shorten()
-        self._continue_account()  # the next file that is written names this run's own account
-
-    def _record_lost(self, releases: Iterable[Release]) -> None:
-        """Records what one process has released on batches that nobody draws again."""
-        units: dict[int, dict[int, list[float]]] = {}
-        for release in releases:
-            if release.step < self.steps_done:  # another release on the last batch of the checkpoint
-                self.ledger.record_release(self.sampler, release.step, release.noise_multiplier)
-            else:
-                unit = units.setdefault(self.sampler.unit(release.step), {})
-                unit.setdefault(release.step, []).append(release.noise_multiplier)
-        for unit in units.values():
-            self.ledger.record(self.sampler.event(unit))
+        self._take_over_account()  # the next file that is written names this run's own account
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that a run which continues this one must know, as plain data."""
-        account, before = self._continued or (self._account, self._paid_before)
-        # Another release may follow on the last batch.
-        made = [release for release in self._made_before if release.step >= self.steps_done - 1]
+        account, before = self._reservation.state()
         return {
             "plan": [self._plan.steps, self._plan.noise_multiplier, self._plan.budget],
             "promised": self._plain_entries(self._promised),
             "steps_done": self.steps_done,
             "ledger": self.ledger.state_dict(),
-            "made_before": [release.plain() for release in made],
-            "to_record": [release.plain() for release in self._to_record],
+            **self._recovered.plain(self.steps_done),
             "account": account,
             "paid_before": self._plain_entries(before),
         }
@@ -486,32 +343,6 @@ class Spending:
         if self.sampler.seed.given is None:
             self._first_step = self.steps_done
         self._plan = Plan(*state["plan"])
-        self._made_before = [Release.of(value) for value in state["made_before"]]
-        self._to_record = [Release.of(value) for value in state["to_record"]]
+        self._recovered.load_plain(state)
         self._promised = entries_of(state["promised"])
-        before = entries_of(state["paid_before"])
-        self._continued = state["account"], before
-
-
-def _counted(entries: Entries) -> Counter[str]:
-    """Returns how many there are of each event."""
-    counts: Counter[str] = Counter()
-    for event, count in entries:
-        counts[repr(event)] += count
-    return counts
-
-
-def _within(some: Mapping[str, int], others: Mapping[str, int]) -> bool:
-    return all(count <= others.get(event, 0) for event, count in some.items())
-
-
-def _without(entries: Entries, others: Entries) -> Entries:
-    """Returns the events that are not among the others."""
-    left = _counted(others)
-    result = []
-    for event, count in entries:
-        common = min(count, left[repr(event)])
-        left[repr(event)] -= common
-        if count > common:
-            result.append((event, count - common))
-    return result
+        self._reservation.continue_from(state["account"], entries_of(state["paid_before"]))

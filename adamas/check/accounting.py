@@ -5,7 +5,7 @@ from itertools import islice
 
 import dp_accounting
 
-from adamas._words import bound, limit
+from adamas._words import limit, rounded_up
 from adamas.accounting.ledger import ACCOUNTANTS, quiet_accountants
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
@@ -36,13 +36,13 @@ def releases_recorded(replay: Replay) -> Outcome:
     release_of(run, [], done - 1)  # a second one on the last batch joins its event
     spent, direct = run.epsilon(), _composed(run, z, done, twice=True)
     seen = (
-        f"{done} steps and one more release on the last batch: epsilon {bound(spent)}, composed directly "
-        f"{bound(direct)}"
+        f"{done} steps and one more release on the last batch: epsilon {rounded_up(spent)}, composed "
+        f"directly {rounded_up(direct)}"
     )
     covered = spent >= direct * (1 - 1e-6)
     if budget is not None:
         planned = _composed(run, z, run.steps)
-        seen += f"; all {run.steps} steps {bound(planned)} of {limit(budget)}"
+        seen += f"; all {run.steps} steps {rounded_up(planned)} of {limit(budget)}"
         covered = covered and planned <= budget * (1 + 1e-6)
     return (PASS if covered else FAIL), seen
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adamas import PrivateRun
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.cli.app import Json, app, print_json, print_rows
 
 Function = Annotated[
@@ -79,7 +79,7 @@ def audit(
             [
                 ["verdict", f"{result.verdict}: {_MEANING[result.verdict]}"],
                 ["lower bound", f"epsilon >= {result.lower_bound:.2f}, with confidence {confidence:g}"],
-                ["claimed", f"epsilon <= {bound(result.claimed)}, at delta {result.delta:g}"],
+                ["claimed", f"epsilon <= {rounded_up(result.claimed)}, at delta {result.delta:g}"],
                 [
                     "of it",
                     f"{result.any_mechanism:.2f} for any mechanism, {result.gaussian:.2f} for Gaussians",

@@ -15,7 +15,7 @@ from typing import Any
 from adamas._storage.archive import read_archive, write_archive, write_tensors
 from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.experiment.training import accuracy
 from adamas.federated.client import Client
 from adamas.federated.rounds import Transport, run_rounds
@@ -205,19 +205,20 @@ def _privacy_statement(server: Server, settings: FederatedSettings, epsilon: flo
         return "The training is NOT PRIVATE, its epsilon is infinite: its noise multiplier is 0."
     whose = "one record of one client" if settings.unit == "record" else "one client with all its records"
     words = (
-        f"The {server.round} rounds are ({bound(epsilon)}, {settings.delta:g})-differentially private under "
-        f"adding or removing {whose}, with noise multiplier {noise:g} and accountant {settings.accountant}"
+        f"The {server.round} rounds are ({rounded_up(epsilon)}, {settings.delta:g})-differentially private "
+        f"under adding or removing {whose}, with noise multiplier {noise:g} and accountant "
+        f"{settings.accountant}"
     )
     if settings.count_on_participation:
         everywhere = replace(server.plan, participation=None).epsilon(noise)
         words += (
             ". This counts on a random choice of clients that nobody knows (nested bound); for whoever knows "
-            f"that a client took part in all rounds it is ({bound(everywhere)}, {settings.delta:g})"
+            f"that a client took part in all rounds it is ({rounded_up(everywhere)}, {settings.delta:g})"
         )
     elif settings.unit == "record":
         words += (
             f": no client took part in more than {max(server.asked)} of them. A client with the fewest "
-            f"records that took part in all would have {bound(server.plan.epsilon(noise))}"
+            f"records that took part in all would have {rounded_up(server.plan.epsilon(noise))}"
         )
     return words + "." + (f" {SEED_WARNING}" if settings.seed is not None else "")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.report import moments
 from adamas.report.federated import partition_card, rounds_card
 from adamas.report.page import (
@@ -69,7 +69,7 @@ def _table(runs: list[Run]) -> str:
 def _spent(epsilon: Any) -> str:
     """What a run has spent, rounded up, or a dash."""
     known = number(epsilon)
-    return "–" if math.isnan(known) else bound(known)
+    return "–" if math.isnan(known) else rounded_up(known)
 
 
 def _named(result: dict[str, Any], *keys: str) -> str:

@@ -40,7 +40,7 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import hypergeom
 
 from adamas import _validate
-from adamas.accounting.ledger import RDP_ORDERS
+from adamas.accounting.composition import RDP_ORDERS
 
 _CELL = 1e-3  # width of the cells into which the privacy loss is rounded up, for PLD
 _TAIL = 10.0  # standard deviations up to which the privacy loss has cells

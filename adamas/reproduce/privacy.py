@@ -17,7 +17,7 @@ import dp_accounting
 from scipy.optimize import brentq
 
 from adamas._words import limit, rounded_up
-from adamas.accounting import calibrate, ledger
+from adamas.accounting import calibrate, composition
 from adamas.reproduce import graph_accounting
 from adamas.reproduce.privacy_entries import CONVENTIONS, Entry, read_entries
 
@@ -300,7 +300,7 @@ def _tight_search(
         noise_multiplier, count = run(x)
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
         event = dp_accounting.PoissonSampledDpEvent(sampling_rate, gaussian)
-        return ledger.composed_epsilon([(event, count)], delta, "pld", coarse=True)
+        return composition.composed_epsilon([(event, count)], delta, "pld", coarse=True)
 
     def fine(x: float) -> float:
         noise_multiplier, count = run(x)

@@ -19,7 +19,7 @@ from adamas._guards.collate import Sizes, padded_and_alone, padding_of
 from adamas._guards.state import Snapshot, Watch, unchanged
 from adamas._progress import progress_bar
 from adamas._streams import Seed, torch_randomness
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.accounting import Spending
 from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.journal import Release
@@ -487,7 +487,7 @@ class PrivateRun:
         if not self.private:
             return NOT_PRIVATE + (RAW_REASON if self.raw else "its noise multiplier is 0.")
         words = (
-            f"The {self.steps_done} steps so far are ({bound(self.epsilon())}, {self.delta:g})-"
+            f"The {self.steps_done} steps so far are ({rounded_up(self.epsilon())}, {self.delta:g})-"
             f"differentially private under {_RELATIONS[self.ledger.relation]}, with "
             f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} records on "
             "average, noise multiplier "

@@ -19,7 +19,7 @@ OTHER = dp_accounting.GaussianDpEvent(4.0)
 
 def cost(*entries, delta=1e-5):
     """What dp_accounting says of events, by RDP with Opacus' orders."""
-    accountant = dp_accounting.rdp.RdpAccountant(adamas.accounting.ledger.RDP_ORDERS)
+    accountant = dp_accounting.rdp.RdpAccountant(adamas.accounting.composition.RDP_ORDERS)
     for event, count in entries:
         accountant.compose(event, count)
     return accountant.get_epsilon(delta)

@@ -9,8 +9,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from adamas import calibrate
-from adamas.accounting import ledger
-from adamas.accounting.ledger import composed_epsilon
+from adamas.accounting import composition
+from adamas.accounting.composition import composed_epsilon
 
 FULL_BATCH = {"sampling_rate": 1.0, "steps": 400, "delta": 1e-5}
 
@@ -212,7 +212,7 @@ def test_a_budget_near_the_width_of_a_cell_is_found_without_a_detour(monkeypatch
         return composed_epsilon(entries, *args, **kwargs)
 
     settings = {"sampling_rate": 0.01, "steps": 100, "delta": 1e-5}
-    monkeypatch.setattr(ledger, "composed_epsilon", watched)
+    monkeypatch.setattr(composition, "composed_epsilon", watched)
     z = calibrate.noise_multiplier(epsilon=epsilon, **settings)
     monkeypatch.undo()
     assert 0.99 * epsilon < calibrate.epsilon(noise_multiplier=z, **settings) <= epsilon

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from adamas import Ledger, UnsupportedError, sampling
-from adamas.accounting.ledger import composed_epsilon, epsilon_curve
+from adamas.accounting.composition import composed_epsilon, epsilon_curve
 
 DELTA = 1e-5
 

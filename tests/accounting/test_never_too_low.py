@@ -13,9 +13,9 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 
 import adamas
 from adamas import DataLedger, Geometry, Ledger, _validate, calibrate, sampling
-from adamas.accounting import ledger, privacy_loss
+from adamas.accounting import composition, loss_distributions, privacy_loss
 from adamas.accounting.budget import Budget
-from adamas.accounting.ledger import composed_epsilon
+from adamas.accounting.composition import composed_epsilon
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from tests.support.command_line import call
@@ -181,7 +181,7 @@ def test_the_deltas_of_one_release_are_those_of_dp_accounting(z, rate, kind):
     bounds = mechanism.connect_dots_bounds()
     epsilons = np.linspace(bounds.epsilon_lower - 0.1, bounds.epsilon_upper + 0.1, 301)
     np.testing.assert_allclose(
-        privacy_loss._deltas(mechanism, epsilons),
+        loss_distributions._deltas(mechanism, epsilons),
         mechanism.get_delta_for_epsilon(epsilons),
         rtol=0,
         atol=1e-14,
@@ -230,7 +230,7 @@ def test_the_divergence_with_its_rounding_is_above_the_true_one(z, rate, order):
     true = mpmath.log(mpmath.quad(integrand, sorted(ends))) / (a - 1)
     accountant = dp_accounting.rdp.RdpAccountant([order])
     accountant.compose(sampled(z, rate))
-    assert accountant._rdp[0] + ledger._RDP_ROUNDING * (1 + accountant._rdp[0]) >= true
+    assert accountant._rdp[0] + composition._RDP_ROUNDING * (1 + accountant._rdp[0]) >= true
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
@@ -253,7 +253,7 @@ def test_next_to_no_noise_costs_everything(z, rate, accountant):
 def test_an_answer_below_the_cost_of_one_release_is_never_given(wrong, accountant, monkeypatch):
     """One release of z = 1 costs 4.377 at delta 1e-5, whatever an accountant says of ten."""
     monkeypatch.setattr(privacy_loss, "epsilon", lambda *_: wrong)
-    monkeypatch.setattr(ledger, "compute_epsilon", lambda *_: (wrong, 2))
+    monkeypatch.setattr(composition, "compute_epsilon", lambda *_: (wrong, 2))
     with pytest.raises(ArithmeticError, match="epsilon"):
         composed_epsilon([(sampled(1.0), 10)], 1e-5, accountant)
 
@@ -263,7 +263,7 @@ def test_the_cost_of_one_release_itself_is_plausible(z, rate):
     for delta in (1e-5, 1e-12):
         answer = composed_epsilon([(sampled(z, rate), 1)], delta, coarse=False)
         with pytest.raises(ArithmeticError):
-            ledger._plausible(answer * 0.999, [(sampled(z, rate), 1)], delta)
+            composition._plausible(answer * 0.999, [(sampled(z, rate), 1)], delta)
 
 
 # --- the ends of all settings ---------------------------------------------------------------------------

@@ -625,7 +625,7 @@ def test_a_damaged_ledger_of_a_data_set_is_refused(ledger):
 def test_a_ledger_that_cannot_be_written_releases_nothing(ledger, monkeypatch):
     run = make_run(data_ledger=ledger)
     monkeypatch.setattr(
-        "adamas.accounting.data_ledger._write",
+        "adamas.accounting.data_ledger.write_account",
         lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database or disk is full")),
     )
     with pytest.raises(OSError, match=r"disk is full\. Nothing was reserved"):

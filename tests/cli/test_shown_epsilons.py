@@ -81,10 +81,10 @@ def test_no_epsilon_is_rounded_to_nearest(file):
     "value", [VALUE, 3.0, 3.0000004, 0.1 + 0.2, math.nextafter(0.5, 1), 1e-9, 12345.678, 1e300, 5e-324]
 )
 def test_a_bound_as_text_is_never_below_it(value, digits):
-    for text in (_words.bound(value, digits), _words.rounded_up(value, digits)):
+    for text in (_words.rounded_up(value, digits=digits), _words.rounded_up(value, digits)):
         assert Decimal(text) >= Decimal(value) or float(text) == value
         assert float(text) >= value
-    near = _words.bound(value, digits)
+    near = _words.rounded_up(value, digits=digits)
     assert float(near) <= value * (1 + 10.0 ** (1 - digits)) or value < 1e-300
 
 

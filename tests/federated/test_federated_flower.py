@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.utils.data import TensorDataset
 
 import adamas.run.loop
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.federated import ALGORITHMS
 from adamas.federated.algorithm import Round
 from adamas.federated.flower import client_app, server_app
@@ -191,7 +191,7 @@ def test_a_node_refuses_what_its_budget_does_not_allow(algorithm, tmp_path):
     trained(settings, node(**config), round=Round(0, 3, 2))
     trained(settings, node(**config), round=Round(1, 3, 2))
     before = (tmp_path / "ledger.json").read_text()
-    with pytest.raises(RefusedError, match=f"max-epsilon={bound(enough)}"):
+    with pytest.raises(RefusedError, match=f"max-epsilon={rounded_up(enough)}"):
         trained(settings, node(**config), round=Round(2, 3, 2))
     assert (tmp_path / "ledger.json").read_text() == before  # nothing was released, and nothing charged
     with pytest.raises(RefusedError, match=r"noise_multiplier=0, and the node min-noise-multiplier=0.02"):

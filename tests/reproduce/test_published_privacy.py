@@ -14,7 +14,7 @@ from scipy.special import logsumexp, ndtr
 from scipy.stats import norm
 
 from adamas import calibrate
-from adamas.accounting import ledger
+from adamas.accounting import composition
 from adamas.reproduce import graph_accounting, privacy
 from adamas.reproduce.privacy import grid, published_numbers, render
 from adamas.reproduce.privacy_entries import read_entries
@@ -313,7 +313,7 @@ def test_all_terms_in_every_batch_is_the_gaussian_mechanism():
     full = {"noise_multiplier": 1.3, "nodes": 4, "batch_size": 4, "max_degree": 3}
     assert np.allclose(graph_accounting.renyi([2.0, 5.5], **full), np.array([2.0, 5.5]) / (2 * 1.3**2))
     gaussian = dp_accounting.GaussianDpEvent(1.3)
-    by_rdp = ledger.composed_epsilon([(gaussian, 10)], 1e-5, "rdp")
+    by_rdp = composition.composed_epsilon([(gaussian, 10)], 1e-5, "rdp")
     assert graph_accounting.epsilon(**full, steps=10, delta=1e-5) == pytest.approx(by_rdp, rel=1e-9)
     exact = PLDAccountant(value_discretization_interval=1e-4).compose(gaussian, 10).get_epsilon(1e-5)
     by_pld = graph_accounting.epsilon(**full, steps=10, delta=1e-5, accountant="pld")

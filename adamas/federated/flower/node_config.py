@@ -26,7 +26,7 @@ import dp_accounting
 
 from adamas import _validate
 from adamas._validate import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
-from adamas._words import bound
+from adamas._words import rounded_up
 from adamas.accounting.ledger import ACCOUNTANTS, Ledger
 from adamas.federated.checks import check_number, check_whole
 from adamas.federated.settings import FederatedSettings
@@ -200,14 +200,14 @@ class NodeConfig:
         # A step that is too dear by itself needs no accountant, whose work grows as noise falls.
         if least_delta(event, self.max_epsilon) > self.delta:
             raise RefusedError(
-                f"One step of this round would cost more than max-epsilon={bound(self.max_epsilon)} at "
+                f"One step of this round would cost more than max-epsilon={rounded_up(self.max_epsilon)} at "
                 f"delta={self.delta:g}."
             )
         cost = ledger.epsilon(self.delta, self.accountant)
         if not cost <= self.max_epsilon:
             raise RefusedError(
-                f"This round would bring epsilon to {bound(cost)} at delta={self.delta:g}, and the node has "
-                f"max-epsilon={bound(self.max_epsilon)}."
+                f"This round would bring epsilon to {rounded_up(cost)} at delta={self.delta:g}, and the node "
+                f"has max-epsilon={rounded_up(self.max_epsilon)}."
             )
 
 

@@ -1,0 +1,112 @@
+"""Tells Python objects apart: plain values, libraries' code, objects that hide their state, names in code."""
+
+import dis
+import functools
+import gc
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CodeType, GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+# Code and classes of these are trusted to keep nothing; whatever else is installed counts as the user's.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("adamas", "torch", "torchvision", "torchaudio", "functorch", "numpy", "scipy", "sklearn", "pandas"),
+    *("transformers", "tokenizers", "datasets", "safetensors", "accelerate", "peft", "timm", "einops"),
+    *("numba", "matplotlib", "tqdm", "PIL", "dp_accounting"),
+}
+ATOMS = (
+    *(int, float, complex, str, bytes, bool, type(None), type(...), type(NotImplemented), range, slice),
+    *(np.generic, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+CODE = (
+    BuiltinFunctionType,
+    CodeType,
+    type(int.__add__),
+    type((1).__add__),
+    type(str.join),
+    type(dict.fromkeys),
+)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler)
+# Objects of C's whose contents are followed all the same.
+_SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Module, BaseException, type)
+_COMPILED = ("torch", "numpy", "tokenizers")
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_GLOBALS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM"}
+
+
+def cached_in(wrapper: Any) -> Iterator[Any]:
+    """What a cache of functools holds."""
+    for part in gc.get_referents(wrapper):
+        if isinstance(part, dict):
+            for link in part.values():
+                yield from (gc.get_referents(link) if not isinstance(link, ATOMS) else ())
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether an object is of a class that was not written in Python, so that attributes do not show it."""
+    if isinstance(value, GeneratorType):
+        return not is_library(str(value.gi_frame.f_globals.get("__name__")) if value.gi_frame else "adamas")
+    return _is_native(type(value)) and not isinstance(value, _SHOWN)
+
+
+def _is_native(kind: type) -> bool:
+    """Whether a class has its memory from a class of C's."""
+    if kind.__base__ is None:
+        return False
+    if not kind.__flags__ & _HEAP:
+        return True
+    if kind.__base__ is object:
+        return not {"__dict__", "__slots__"} & vars(kind).keys()
+    return _is_native(kind.__base__)
+
+
+def is_quiet(value: Any) -> bool:
+    """Whether an object of a library holds nothing of a forward."""
+    top = str(type(value).__module__).partition(".")[0]
+    if isinstance(value, _SHOWN):
+        return isinstance(value, torch.Size)
+    return isinstance(value, _LOCKS) or top == "adamas" or (top in _COMPILED and _is_native(type(value)))
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module belongs to a library that is trusted to keep nothing."""
+    return str(module).partition(".")[0] in _LIBRARIES and module != "__main__"
+
+
+def made_by_hooks(module: nn.Module) -> set[str]:
+    """The weights that torch's hooks weight_norm, spectral_norm and prune make anew before each forward."""
+    hooks = module.__dict__["_forward_pre_hooks"].values()
+    return {
+        str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
+        for hook in hooks
+        if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod)
+    }
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The global variables, attributes and modules that code names, with the functions inside it."""
+    names, attributes, modules = set(), set(), set()
+    for step in dis.get_instructions(code):
+        if step.opname in _GLOBALS:
+            names.add(str(step.argval))
+        elif step.opname in _ATTRIBUTES:
+            attributes.add(str(step.argval))
+        elif step.opname == "IMPORT_NAME":
+            modules.add(str(step.argval))
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            for mine, theirs in zip((names, attributes, modules), names_in(part), strict=True):
+                mine |= theirs
+    return frozenset(names), frozenset(attributes), frozenset(modules)

@@ -1,0 +1,215 @@
+"""The epsilon of recorded events, by an accountant: privacy loss distributions or Renyi DP.
+
+Every answer is an upper bound, rounding errors included.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation, PrivacyAccountant
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from scipy.special import log_ndtr, ndtr
+
+from adamas import _validate
+from adamas.accounting import privacy_loss
+from adamas.accounting.events import Entries, joined, sampled_gaussian, single_events
+from adamas.errors import UnsupportedError
+
+# Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound as
+# well; above LARGE the last digits are not worth ten times the work.
+_FINE, _COARSE, LARGE = 1e-4, 1e-3, 20.0
+
+# What the divergence of one release is off by at most, relatively and absolutely, for RDP_ORDERS.
+_RDP_ROUNDING = 1e-13
+
+RDP_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
+"""The orders of Opacus, with which the papers' values were computed."""
+
+
+def composed_epsilon(
+    entries: Iterable[tuple[dp_accounting.DpEvent, int]],
+    delta: float,
+    accountant: str = "pld",
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    *,
+    coarse: bool | None = None,
+) -> float:
+    """The epsilon at delta of events that happened so many times each.
+
+    Args:
+        entries: Events with their counts.
+        delta: The delta at which epsilon is asked.
+        accountant: A name in `ACCOUNTANTS`.
+        relation: The neighbouring relation.
+        coarse: For PLD: round the privacy loss up to 1e-3 (True) or to 1e-4 (False), both upper
+            bounds. None takes 1e-3 only where epsilon is above 20. Where a loss has too many values for
+            memory, it is rounded up further.
+
+    Returns:
+        An upper bound, rounding errors included. It is infinite for events without noise or with less than
+        `_validate.LEAST_NOISE_MULTIPLIER` of it, and never less than any of the events costs alone.
+
+    Raises:
+        UnsupportedError: If the accountant has no bound for one of the events.
+        ValueError: If delta is below `_validate.LEAST_DELTA`.
+    """
+    _validate.delta(delta=delta)
+    _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    entries = [(joined(event), count) for event, count in entries]
+    _require_support(ACCOUNTANTS[accountant](relation), entries)
+    counts = single_events(entries)
+    if counts is None:
+        return math.inf
+    if not counts:
+        return 0.0
+    if accountant == "pld":
+        answer = _by_pld(counts, delta, relation, coarse)
+    else:
+        answer = _by_rdp(counts, delta, relation)
+    return _plausible(answer, counts, delta)
+
+
+def _by_pld(
+    counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation, coarse: bool | None
+) -> float:
+    if coarse is not False:
+        rough = privacy_loss.epsilon(counts, delta, relation, _COARSE)
+        if coarse or rough > LARGE:
+            return rough
+    return privacy_loss.epsilon(counts, delta, relation, _FINE)
+
+
+def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation) -> float:
+    composed = sum(count * _divergences(event, relation) for event, count in counts)
+    # Rounding may bring a divergence below its true value, and below 0, which would count as no loss at all.
+    rounding = _RDP_ROUNDING * sum(count for _, count in counts)
+    divergences = np.nan_to_num(composed, nan=math.inf, posinf=math.inf)
+    divergences = np.maximum(divergences, 0.0) * (1 + _RDP_ROUNDING) + rounding
+    with quiet_accountants():
+        return float(compute_epsilon(RDP_ORDERS, divergences, delta)[0])
+
+
+@lru_cache(maxsize=256)
+def _divergences(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    """The Renyi divergence of an event, for each of `RDP_ORDERS`."""
+    return np.asarray(_composed(_rdp(relation), [(event, 1)])._rdp, dtype=float)
+
+
+def _plausible(answer: float, counts: privacy_loss.Counts, delta: float) -> float:
+    """The answer, unless it is less than one release of those that it is about costs by itself.
+
+    The delta of one sampled Gaussian release has a closed form (Balle and Wang, 2018, theorem 8, with theorem
+    9 of Balle, Barthe and Gaboardi, 2018).
+    """
+    if math.isnan(answer) or answer < 0:
+        raise ArithmeticError(f"Expected an epsilon, computed {answer!r}. Please report the settings.")
+    for event, _ in counts:
+        rate, z = sampled_gaussian(event)
+        if z is None or rate == 0 or answer == math.inf:
+            continue
+        # Epsilon of the release without sampling: log(1 + (e^answer - 1)/rate).
+        inner = answer + math.log(rate * math.exp(-answer) - math.expm1(-answer)) - math.log(rate)
+        alone = rate * (ndtr(0.5 / z - inner * z) - math.exp(inner + log_ndtr(-0.5 / z - inner * z)))
+        if alone > delta * (1 + 1e-6) + 1e-300:
+            raise ArithmeticError(
+                f"Computed epsilon={answer!r} at delta={delta!r}, which is less than {event} costs alone. "
+                "Please report the settings."
+            )
+    return answer
+
+
+def epsilon_curve(
+    event: dp_accounting.DpEvent,
+    steps: int,
+    delta: float,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    *,
+    points: int = 32,
+) -> np.ndarray:
+    """An upper bound of the epsilon after 1, 2, ..., `steps` times the same event, by PLD.
+
+    It is computed at `points` places, denser at the start where it rises fast, and each place's value
+    stands for the steps since the one before: epsilon never falls with more steps, so the curve is
+    nowhere below the true one. The last value is as fine as `composed_epsilon`'s, the others are
+    rounded up by about 0.3%.
+    """
+    _validate.count(steps=steps, points=points)
+    places = np.unique(np.ceil(np.linspace(0, 1, points + 1)[1:] ** 2 * steps).astype(int))
+    values = [
+        composed_epsilon(
+            [(event, int(place))], delta, "pld", relation, coarse=True if place < steps else None
+        )
+        for place in places
+    ]
+    # The finer value of the end bounds what came before it, too.
+    bounded = np.minimum.accumulate(values[::-1])[::-1]
+    return np.repeat(bounded, np.diff(places, prepend=0))
+
+
+@lru_cache(maxsize=64)
+def privacy_profile(
+    event: dp_accounting.DpEvent, delta: float, relation: NeighboringRelation, *, interval: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Epsilons with the delta of each, which are the trade-off curve of an event, and its epsilon at delta.
+
+    By PLD with cells of about this width: an upper bound. The epsilons end where delta is 1e-12.
+    """
+    width = min(max(interval, _COARSE), 10 * _COARSE)
+    composed = _composed(_pld(relation, width), [(joined(event), 1)])
+    epsilons = np.linspace(0.0, composed.get_epsilon(1e-12), 128)
+    return epsilons, np.asarray(composed.get_delta(epsilons.tolist())), float(composed.get_epsilon(delta))
+
+
+def supports(accountant: str, event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:
+    """Whether an accountant has a bound for an event."""
+    return bool(ACCOUNTANTS[accountant](relation).supports(joined(event)))
+
+
+def _composed(accountant: PrivacyAccountant, entries: Entries) -> PrivacyAccountant:
+    _require_support(accountant, entries)
+    for event, count in entries:
+        with quiet_accountants():
+            accountant.compose(event, count)
+    return accountant
+
+
+def _require_support(accountant: PrivacyAccountant, entries: Entries) -> None:
+    for event, _ in entries:
+        if not accountant.supports(event):
+            raise UnsupportedError(
+                f"{type(accountant).__name__} has no bound for {event}. Use accountant='pld', or "
+                "sampling='poisson'."
+            )
+
+
+@contextmanager
+def quiet_accountants() -> Iterator[None]:
+    """No warning for each RDP order that is left out or rounded, which is safe."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _pld(relation: NeighboringRelation, interval: float = _FINE) -> PrivacyAccountant:
+    return PLDAccountant(relation, value_discretization_interval=interval)
+
+
+def _rdp(relation: NeighboringRelation) -> PrivacyAccountant:
+    return RdpAccountant(RDP_ORDERS, relation)
+
+
+ACCOUNTANTS: dict[str, Callable[[NeighboringRelation], PrivacyAccountant]] = {
+    "pld": _pld,
+    "rdp": _rdp,
+}
+"""Accountants by name: privacy loss distributions (tight), and Renyi DP with the papers' orders."""
