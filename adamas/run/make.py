@@ -64,7 +64,7 @@ def make_private(
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
     Args:
-        model: Any module; it is neither wrapped nor changed, but for its parameters' values.
+        model: Any module. It is not wrapped, and only the values of its parameters change.
         rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`.
         dataset: A map-style data set: `__len__` and `__getitem__`.
         loss: `loss(model, batch)`, one loss per example, shape `(n,)`.
@@ -75,42 +75,42 @@ def make_private(
         epsilon: The budget, from which the noise multiplier is computed; or give `noise_multiplier`.
         noise_multiplier: Standard deviation of the noise relative to the sensitivity. 0 means no
             privacy, and an infinite epsilon.
-        max_epsilon: With `noise_multiplier`: the run ends before it would spend more, if need be after fewer
-            steps.
+        max_epsilon: With `noise_multiplier`: the run stops before it would spend more, even if it has made
+            fewer steps.
         clip_norm: Radius to which an example's gradient is clipped, in the rule's geometry.
-        seed: A number makes the run reproducible, and whoever knows it can remove the noise: never
-            use one number for two runs on the same data. None takes a secret one from the operating
-            system.
-        noise: "reproducible", a function of the seed in floating point, which known attacks on the last bits
-            of a release apply to; or "secure", which they do not: the exact Gaussian mechanism on a grid,
-            with noise and sampling from a cryptographic stream, and no seed to give or to save. See
+        seed: A number makes the run reproducible. Whoever knows it can remove the noise: never use one
+            number for two runs on the same data. None draws a secret seed from the operating system.
+        noise: "reproducible", a function of the seed in floating point, which is open to known attacks on the
+            last bits of a release; or "secure", which withstands them: the exact Gaussian mechanism on a
+            grid, with noise and sampling from a cryptographic stream, and no seed to give or to save. See
             `adamas.secure_noise`.
         engine: A name in `adamas.engines.ENGINES`, or "auto" for the fastest that accepts the model.
-        micro_batch_size: Most examples that are processed at a time; does not change the result.
+        micro_batch_size: Maximum examples processed at once; does not change the result.
         sampling: A name in `adamas.sampling.SAMPLERS`.
         max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
-        collate_fn: Joins a list of examples into a batch of batch-first tensors. Each row must be a function
-            of its example alone, but for padding by one value; every batch is compared with what collate_fn
-            makes of single examples. One that is random is compared as far as that shows anything, and must
-            keep the examples apart all the same: better augment in the data set.
+        collate_fn: Joins a list of examples into a batch of batch-first tensors. Each row must depend on its
+            example alone, except for padding by one value. Every batch is compared with the rows that
+            collate_fn makes of single examples. A random collate_fn can only be compared in part, and must
+            keep the examples apart all the same: augment in the data set instead.
         num_workers: Worker processes that load data.
-        scheduler: A learning-rate scheduler of the rule, stepped after each step.
+        scheduler: A learning-rate scheduler of the rule, stepped after each step; or a function that makes
+            one of the rule and the number of steps, such as `torch.optim.lr_scheduler.CosineAnnealingLR`.
         ema: Decay of an exponential moving average of the weights, or an `AveragedModel`; see
             `PrivateRun.ema_model`.
         accountant: "pld" (tight) or "rdp" (the papers' values).
         progress: Show a progress bar; None shows it on a terminal.
-        allow_large_delta: Accept a delta of 1/N or more, which permits publishing a record.
+        allow_large_delta: Accept a delta of 1/N or more, which would allow publishing a record.
         raw: For teaching: keep moments of the gradients before the noise, for `run.diagnostics(raw=True)`.
-            The run is then not private. Noise is added all the same, as `epsilon` or `noise_multiplier`
-            asks, but `run.epsilon()` is infinite, and every output says so.
+            The run is then not private. Noise is still added, as `epsilon` or `noise_multiplier` asks, but
+            `run.epsilon()` is infinite, and every output says so.
         checkpoint: A file in which the run saves itself; see `adamas.load`.
         checkpoint_every: Steps from one checkpoint to the next, with `checkpoint`.
-        resume: Continue the run that `checkpoint` holds, if the file exists. Without it an existing file is
-            refused.
-        data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget. What
-            this run plans to release is reserved there before its first release; see `PrivateRun.close`.
+        resume: Continue the run that `checkpoint` holds, if the file exists. Without `resume` an existing
+            file is refused.
+        data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget. This
+            run reserves there all releases that it plans, before the first one; see `PrivateRun.close`.
         distributed: True for data-parallel training over the processes that `torchrun` started, or their
-            process group. All arguments must be the same on all of them; the run deals out each batch.
+            process group. Pass the same arguments on every process; the run deals out each batch.
 
     Returns:
         A run: iterate over it to train.
