@@ -1,8 +1,7 @@
 """Canaries in a run: gradients that a privacy audit plants, and watches through the run's own door."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from adamas._nests import map_tensors
-from adamas.check.replay import run_geometry
-from adamas.engines import ENGINES, Engine, EngineFactory, Loss, trainable_parameters
+from adamas.engines import Engine, Loss, trainable_parameters
 from adamas.engines.base import empty_sums
 from adamas.geometry import Geometry
 from adamas.loading import Loader, dataset_length
@@ -20,19 +18,24 @@ from adamas.privatize import PrivateGradient
 from adamas.run.loop import PrivateRun
 from adamas.sampling import Shuffled, TruncatedPoisson
 
-_NAME = "canaries"  # of the engine while a run is audited
 _LENGTH = 100.0  # of a canary's whitened gradient, before it is clipped to 1
 _MOST = 1000
 _DELTA_SHARE = 0.05  # m delta, above which the theorem of the audit leaves nothing to see
 
 
 class Canaries:
-    """Canaries in a run: where they are, what they do to a batch, and how much they look as if they were in.
+    """Canaries in a run: where they are, what they add to a batch, and each canary's membership score.
 
     Args:
-        run: A fresh run, which is changed.
+        run: A fresh run. Its model and rule are trained.
         count: How many canaries; None for as many as make sense.
         generator: Draws places, coordinates and coins.
+
+    Attributes:
+        run: A rehearsal of the run, which trains with the canaries.
+        included: Whether each canary takes part.
+        scores: How likely each canary is to take part, as a sum of log-likelihood ratios.
+        who: For each place of the data set the number of its canary, -1 for none.
     """
 
     def __init__(self, run: PrivateRun, count: int | None, generator: np.random.Generator) -> None:
@@ -47,7 +50,7 @@ class Canaries:
                 f"Expected canaries={count} <= {most}: each takes the place of one of {n} examples, and one "
                 f"of {sizes[-1]} parameters. Give runs= for more."
             )
-        self.run, self._engine = run, run.engine
+        self._make_inner = run.make_engine
         self.included = generator.random(count) < 0.5
         self.scores = np.zeros(count)
         # -1 for an example, else the number of the canary in its place.
@@ -60,26 +63,19 @@ class Canaries:
             for i, p in enumerate(params)
         }
         self._known = np.zeros(count)
-        self._geometry = _at(run_geometry(run), self._coordinates)
+        self._geometry = _at(run.geometry(), self._coordinates)
+        self.run = run.replaced(loader=self._numbered(run.loader), engine=self._make_engine)
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The run trains with the canaries."""
-        old = self.run.loader
-        self.run.loader = Loader(
-            _Numbered(old.dataset, self.who),
-            old.sampler,
-            collate_fn=_NumberedCollate(old),
-            micro_batch_size=old.micro_batch_size,
-            num_workers=old.num_workers,
-            device=old.device,
+    def _numbered(self, loader: Loader) -> Loader:
+        """Returns a loader whose batches hold the number of the canary in the place of each example."""
+        return Loader(
+            _Numbered(loader.dataset, self.who),
+            loader.sampler,
+            collate_fn=_NumberedCollate(loader),
+            micro_batch_size=loader.micro_batch_size,
+            num_workers=loader.num_workers,
+            device=loader.device,
         )
-        ENGINES[_NAME], self.run.engine = self._make_engine, _NAME
-        try:
-            yield
-        finally:
-            del ENGINES[_NAME]
-            self.run.loader, self.run.engine = old, self._engine
 
     def watch(self, release: PrivateGradient) -> None:
         """Adds what a release tells of each canary: a logarithm of likelihoods, in or out."""
@@ -99,16 +95,15 @@ class Canaries:
             seen = likelihood_ratio(seen, sampler.rate, z)
         self.scores += np.nan_to_num(seen)  # what is not a number tells nothing
         self._known = np.zeros(len(self.scores))
-        self._geometry = _at(run_geometry(self.run), self._coordinates)
+        self._geometry = _at(self.run.geometry(), self._coordinates)
 
     def _make_engine(self, model: nn.Module, loss: Loss, data: Any) -> Engine:
         numbers, batch = data
         return _Planted(self, numbers.cpu().numpy(), model, loss, batch)
 
     def inner(self, model: nn.Module, loss: Loss, batch: Any) -> Engine:
-        """The run's own engine, for the examples."""
-        factory: EngineFactory = ENGINES[self._engine]
-        return factory(model, loss, batch)
+        """Makes the run's own engine, for the examples."""
+        return self._make_inner(model, loss, batch)
 
     def add(self, p: Tensor, out: Tensor, geometry: Geometry, weights: np.ndarray) -> None:
         """Adds the gradients `c + s L e` of the canaries to a sum, given the weight of each."""

@@ -150,15 +150,14 @@ def audit(
         for number in range(runs):
             run = fresh_run(make_run) if number else run
             planted = Canaries(run, canaries, secret.generator("canaries", number))
-            with planted.in_place():
-                for step in run:
-                    planted.watch(step.release)
-                    advance()
-                    if step.number == total:
-                        break
+            for step in planted.run:
+                planted.watch(step.release)
+                advance()
+                if step.number == total:
+                    break
             scores.append(planted.scores)
             coins.append(planted.included)
-            claimed = max(claimed, run.epsilon())
+            claimed = max(claimed, planted.run.epsilon())
     included = np.concatenate(coins)
     half = (1 + confidence) / 2
     found = bound(np.concatenate(scores), included, run.delta, half)

@@ -1,5 +1,6 @@
 """What the checks share: a row of the table, and the runs on which it is replayed."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -75,11 +76,13 @@ class Replay:
         self._examples = examples
 
     def fresh(self) -> PrivateRun:
-        """Returns a run of its own, which may release more than was planned."""
+        """Returns a new run, which may release more than was planned."""
         run = fresh_run(self._make_run)
-        if type(run.loader.dataset) is not TensorDataset:
-            run.loader.dataset = _Kept(run.loader.dataset)
-        return run
+        if type(run.loader.dataset) is TensorDataset:
+            return run
+        loader = copy.copy(run.loader)
+        loader.dataset = _Kept(loader.dataset)
+        return run.replaced(loader=loader)
 
     @cached_property
     def still(self) -> PrivateRun:

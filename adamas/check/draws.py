@@ -1,5 +1,6 @@
 """Which examples the run's loader really loads, step by step."""
 
+import copy
 import time
 from itertools import islice
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from adamas.loading import Batch, dataset_length
+from adamas.loading import Batch, Loader, dataset_length
 from adamas.run.loop import PrivateRun
 from adamas.sampling import Shuffled
 
@@ -19,12 +20,12 @@ _WORKERS_STEPS = 3
 
 
 def loaded_batches(run: PrivateRun) -> list[np.ndarray]:
-    """The places of the examples of steps 0, 1, ..., padding left out; the run is of no other use then.
+    """Loads the batches of steps 0, 1, ..., and returns the places of their examples, without padding.
 
-    The data set is exchanged for its places, so that the batches show them. Each share of a run over several
-    processes is loaded here, one after the other.
+    A copy of the loader loads places instead of examples. Each share of a data-parallel run is loaded here,
+    one after the other.
     """
-    loader, sampler = run.loader, run.loader.sampler
+    loader, sampler = copy.copy(run.loader), run.loader.sampler
     n = dataset_length(loader.dataset)
     loader.dataset, loader.collate_fn, loader.device = TensorDataset(torch.arange(n)), None, None
     workers, loader.num_workers = loader.num_workers, 0
@@ -34,17 +35,17 @@ def loaded_batches(run: PrivateRun) -> list[np.ndarray]:
     batches: list[np.ndarray] = []
     end = time.monotonic() + _SECONDS
     while len(batches) < steps and (len(batches) < _AT_ONCE or time.monotonic() < end):
-        batches += _loaded(run, len(batches), min(steps, len(batches) + _AT_ONCE))
+        batches += _loaded(loader, len(batches), min(steps, len(batches) + _AT_ONCE))
     if workers:
         loader.num_workers = workers
-        first = _loaded(run, 0, min(steps, _WORKERS_STEPS))
+        first = _loaded(loader, 0, min(steps, _WORKERS_STEPS))
         if not all(np.array_equal(a, b) for a, b in zip(first, batches, strict=False)):
             raise RuntimeError("Expected worker processes to load the examples that were drawn.")
     return batches
 
 
-def _loaded(run: PrivateRun, first: int, end: int) -> list[np.ndarray]:
-    shares, loader = [], run.loader
+def _loaded(loader: Loader, first: int, end: int) -> list[np.ndarray]:
+    shares = []
     for rank in range(loader.world_size):
         loader.rank = rank
         shares.append([_places(batch) for batch in islice(loader.batches(first, end), end - first)])

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from adamas._nests import named_tensors
 from adamas.check.measures import losses
-from adamas.check.replay import examples_of, run_geometry
-from adamas.engines import ENGINES
+from adamas.check.replay import examples_of
 from adamas.loading import dataset_length
 from adamas.run.loop import PrivateRun, model_randomness
 from adamas.sampling import Sampler, Shuffled, TruncatedPoisson
@@ -76,7 +75,7 @@ def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
     for start in range(0, len(places), micro):
         data = examples_of(run, places[start : start + micro])
         with model_randomness(run.noise.seed, 0):
-            norms = ENGINES[run.engine](run.model, run.loss, data).norms(run_geometry(run))
+            norms = run.make_engine(run.model, run.loss, data).norms(run.geometry())
         columns.append(torch.stack([norms.cpu(), losses(run, data).double().cpu(), _sizes(data)]))
     norms, values, inputs = torch.cat(columns, 1).nan_to_num()
     return [

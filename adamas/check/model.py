@@ -10,8 +10,7 @@ from torch import Tensor
 from adamas._nests import map_tensors
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import agree, apart, gradients, length, losses, relative, tolerance
-from adamas.check.replay import examples_of, run_geometry
-from adamas.engines import ENGINES
+from adamas.check.replay import examples_of
 from adamas.run.loop import PrivateRun, model_randomness
 
 
@@ -99,7 +98,7 @@ def tied_parameters(replay: Replay) -> Outcome:
 
 def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | None:
     """How far the engine's gradients and norms are from autograd's; None for a forward that cannot rest."""
-    data, geometry = examples_of(run, replay.batch.together), run_geometry(run)
+    data, geometry = examples_of(run, replay.batch.together), run.geometry()
     weighed, measured = [], []
     with _at_rest(run, replay.random):
         if replay.random and not all(
@@ -109,7 +108,7 @@ def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | Non
         for i in replay.in_time(replay.batch.chosen):
             expected = gradients(run, _rows(data, [i]), 0)
             with model_randomness(run.noise.seed, 0):
-                engine = ENGINES[run.engine](run.model, run.loss, data)
+                engine = run.make_engine(run.model, run.loss, data)
                 norm = float(engine.norms(geometry)[i])
                 weights = torch.zeros(len(replay.batch.together), dtype=torch.float64)
                 weights[i] = 1.0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import gradients
-from adamas.check.replay import examples_of, release_of, run_geometry, silenced, whitened_sums
+from adamas.check.replay import examples_of, release_of, silenced, whitened_sums
 from adamas.engines import trainable_parameters
 from adamas.run.loop import PrivateRun
 
@@ -24,7 +24,7 @@ def noise_variance(replay: Replay) -> Outcome:
     run = replay.door
     if not run.private:
         return FAIL, "the run releases something without noise, and says that it is not private"
-    geometry, batch_size = run_geometry(run), run.loader.sampler.batch_size
+    geometry, batch_size = run.geometry(), run.loader.sampler.batch_size
     for p, stated in release_of(run, [], run.steps_done).noise_variance.items():
         spread = torch.as_tensor(geometry.scale[p]).double() * run.noise_multiplier / batch_size
         if not torch.allclose(torch.as_tensor(stated).double(), spread.square(), rtol=1e-3, atol=0.0):
@@ -69,12 +69,11 @@ def unused_parameters(replay: Replay) -> Outcome:
 
 def _residuals(run: PrivateRun, indices: Sequence[int]) -> dict[Tensor, Tensor]:
     """The noise of repeated releases on one batch over its stated spread: `(repeats, numel)` by parameter."""
-    geometry, noise, step = run_geometry(run), run.noise, run.steps_done
+    geometry, step = run.geometry(), run.steps_done
     d = sum(p.numel() for p in geometry.scale)
     repeats = max(2, min(max(_LEAST_REPEATS, -(-_LEAST_VALUES // d)), _MOST_VALUES // d))
-    run.noise = silenced(noise)
-    base = whitened_sums(run, release_of(run, indices, step), geometry)
-    run.noise = noise
+    silent = run.replaced(noise=silenced(run.noise))
+    base = whitened_sums(silent, release_of(silent, indices, step), geometry)
     rows: dict[Tensor, list[Tensor]] = {p: [] for p in base}
     for _ in range(repeats):
         for p, values in whitened_sums(run, release_of(run, indices, step), geometry).items():

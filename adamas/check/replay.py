@@ -1,4 +1,4 @@
-"""Replays of a run's door on chosen examples: what `adamas.check` and `adamas.audit` share."""
+"""Replays the door of a run on chosen examples, for `adamas.check` and `adamas.audit`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,22 +8,20 @@ import torch
 from torch import Tensor
 
 from adamas._streams import global_randomness
-from adamas.engines import trainable_parameters
 from adamas.geometry import Geometry
 from adamas.loading import Batch
 from adamas.noise import GaussianNoise, Noise
 from adamas.privatize import PrivateGradient
-from adamas.rules.base import Rule
 from adamas.run.loop import PrivateRun
 from adamas.sampling import Draw
 from adamas.secure_noise import GRID, SecureNoise
 
 MakeRun = Callable[[], PrivateRun]
-"""The user's function: a fresh run at each call."""
+"""The user's function, which returns a fresh run at each call."""
 
 
 class Silent(GaussianNoise):
-    """Noise that is 0, so that a release shows the clipped sum. For replays, whose result nobody sees."""
+    """Noise that is 0, so that a release shows the clipped sum. For replays, which release nothing."""
 
     def add_normal_(
         self, out: Tensor, std: float = 1.0, key: tuple[int, ...] = (), *, scales: object = None
@@ -32,7 +30,7 @@ class Silent(GaussianNoise):
         return out
 
     def skip(self) -> None:
-        """Counts nothing: a rank that does not draw stays where the one is that does."""
+        """Counts nothing: no rank draws."""
 
 
 class SilentSecure(SecureNoise):
@@ -60,7 +58,7 @@ def grid_step(run: PrivateRun) -> float:
 
 
 def fresh_run(make_run: MakeRun) -> PrivateRun:
-    """Calls the user's function, and sees that it gives a run that has released nothing."""
+    """Calls the user's function, and returns a rehearsal of its run, which must have released nothing."""
     run = make_run()
     if not isinstance(run, PrivateRun):
         raise TypeError(
@@ -71,20 +69,11 @@ def fresh_run(make_run: MakeRun) -> PrivateRun:
             "Expected make_run() to return a fresh run at each call, got one that has released something. "
             "Make model, rule and run inside the function."
         )
-    run.progress = False  # the command has a bar of its own
-    run._rehearse()
-    return run
-
-
-def run_geometry(run: PrivateRun) -> Geometry:
-    """The geometry of the next release, which is public."""
-    if isinstance(run.rule, Rule):
-        return run.rule.geometry().scaled(run.clip_norm)
-    return Geometry.ball(trainable_parameters(run.model).values(), run.clip_norm)
+    return run.replaced()
 
 
 def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> PrivateGradient:
-    """The run's own release on these examples, the last of which may be padding; ranks share them out."""
+    """Releases these examples by the run's own door; the last `padding` of them have no weight."""
     draw, loader = Draw(np.asarray(indices, dtype=np.int64), padding), run.loader
     if loader.world_size > 1:
         draw = draw.dealt(loader.rank, loader.world_size)
@@ -92,7 +81,7 @@ def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int 
 
 
 def whitened_sums(run: PrivateRun, release: PrivateGradient, geometry: Geometry) -> dict[Tensor, Tensor]:
-    """`B (g~ - c)/s`: the noisy clipped sum that a release stands for, flat and in float64."""
+    """Returns `B (g~ - c)/s`, the noisy clipped sum behind a release, flat and in float64."""
     batch_size = run.loader.sampler.batch_size
     sums = {}
     for p, mean in release.mean.items():
@@ -103,12 +92,12 @@ def whitened_sums(run: PrivateRun, release: PrivateGradient, geometry: Geometry)
 
 
 def joined(sums: dict[Tensor, Tensor]) -> Tensor:
-    """The sums of all parameters as one vector."""
+    """Joins the sums of all parameters into one vector."""
     return torch.cat([value.cpu() for value in sums.values()])
 
 
 def examples_of(run: PrivateRun, indices: Sequence[int], *, state: int = 0) -> Any:
-    """These examples as a batch, as the run loads them, in one of many random states."""
+    """Loads these examples as a batch of the run, with the global generators in a given `state`."""
     rows = np.asarray(indices, dtype=np.int64)
     with global_randomness(state):
         return run.loader.check(run.loader.fetch(rows), rows)

@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from adamas._nests import map_tensors
 from adamas._streams import global_randomness
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
-from adamas.check.replay import grid_step, joined, release_of, run_geometry, silenced, whitened_sums
+from adamas.check.replay import grid_step, joined, release_of, silenced, whitened_sums
 from adamas.engines import Loss
-from adamas.loading import Loader, dataset_length
+from adamas.loading import dataset_length
 from adamas.run.loop import PrivateRun
 
 _AMPLIFIED = 1e4  # makes nearly every gradient one that must be clipped
@@ -31,16 +30,13 @@ def sensitivity(replay: Replay) -> Outcome:
     for run in (replay.door, replay.later):
         slack = _rounding(run, len(batch.places))
         removed = not replay.random and not replay.collates_at_random and _coarsest(run) < _COARSE
-        loss = run.loss
-        with _without_noise(run):
-            for factor in (1.0, _AMPLIFIED):
-                run.loss = _times(loss, factor)
-                moves = list(replay.in_time(_moves(run, replay, removed)))
-                run.loss = loss
-                looked = len(moves)
-                moved, others = (max(_or_infinite(values)) for values in zip(*moves, strict=True))
-                most, stray = max(most, moved), max(stray, others)
-                excess = max(excess, moved - 1 - slack, others - slack)
+        for factor in (1.0, _AMPLIFIED):
+            silent = run.replaced(noise=silenced(run.noise), loss=_times(run.loss, factor))
+            moves = list(replay.in_time(_moves(silent, replay, removed)))
+            looked = len(moves)
+            moved, others = (max(_or_infinite(values)) for values in zip(*moves, strict=True))
+            most, stray = max(most, moved), max(stray, others)
+            excess = max(excess, moved - 1 - slack, others - slack)
     seen = (
         f"{looked} of {len(batch.places)} examples {'removed' if removed else 'given no weight'} and "
         f"exchanged one by one, at the start and after {replay.later.steps_done} steps, also with losses "
@@ -54,15 +50,14 @@ def large_example(replay: Replay) -> Outcome:
     """Multiplies one example's inputs, and lifts them to a level that cancels later in exact numbers."""
     run, indices = replay.door, replay.few()
     moved: dict[str, float] = {}
-    with _without_noise(run):
-        with _changed(run, len(indices), 1.0, 0.0):  # the same micro-batches, and so the same masks
-            without = _sum(run, indices, padding=1)
-        for factor, level in [(factor, 0.0) for factor in _LEVELS] + [(1.0, level) for level in _LEVELS]:
-            with _changed(run, len(indices), factor, level) as changed:
-                value = float((_sum(run, indices) - without).norm())
-            moved[f"times {factor:g} plus {level:g}"] = value if math.isfinite(value) else math.inf
-            if not changed.reached:
-                return NOT_APPLICABLE, "the inputs are whole numbers"
+    unchanged = _LastChanged(run, len(indices), 1.0, 0.0)  # the same micro-batches, and so the same masks
+    without = _sum(unchanged.run, indices, padding=1)
+    for factor, level in [(factor, 0.0) for factor in _LEVELS] + [(1.0, level) for level in _LEVELS]:
+        changed = _LastChanged(run, len(indices), factor, level)
+        value = float((_sum(changed.run, indices) - without).norm())
+        moved[f"times {factor:g} plus {level:g}"] = value if math.isfinite(value) else math.inf
+        if not changed.reached:
+            return NOT_APPLICABLE, "the inputs are whole numbers"
     worst = max(moved, key=lambda words: moved[words])
     seen = (
         f"inputs of one example times and plus up to {_LEVELS[-1]:g}: moved by {moved[worst]:.6f} ({worst})"
@@ -73,7 +68,7 @@ def large_example(replay: Replay) -> Outcome:
 def empty_batch(replay: Replay) -> Outcome:
     """Releases an empty batch, and steps on it."""
     run = replay.fresh()
-    geometry = run_geometry(run)
+    geometry = run.geometry()
     release = release_of(run, [], 0)
     if recorded_events(run) != 1:
         return FAIL, "a release on an empty batch is not recorded"
@@ -91,15 +86,13 @@ def empty_batch(replay: Replay) -> Outcome:
 def nan_example(replay: Replay) -> Outcome:
     """Makes one example of a batch not a number, in its inputs or, where they are whole, in its loss."""
     run, indices, moved = replay.door, replay.few(), []
-    with _without_noise(run):
-        with _changed(run, len(indices), 1.0, 0.0):
-            without = _sum(run, indices, padding=1)
-        for value in (math.nan, math.inf):
-            with _changed(run, len(indices), value, 0.0) as poisoned:
-                changed = _sum(run, indices)
-            if not changed.isfinite().all():
-                return FAIL, f"an example with the value {value} makes the release not finite"
-            moved.append(float((changed - without).norm()))
+    without = _sum(_LastChanged(run, len(indices), 1.0, 0.0).run, indices, padding=1)
+    for value in (math.nan, math.inf):
+        poisoned = _LastChanged(run, len(indices), value, 0.0)
+        changed = _sum(poisoned.run, indices)
+        if not changed.isfinite().all():
+            return FAIL, f"an example with the value {value} makes the release not finite"
+        moved.append(float((changed - without).norm()))
     where = "inputs" if poisoned.reached else "losses"
     seen = f"NaN and infinite {where} of one example: the release is finite, and moved by {max(moved):.6f}"
     return (PASS if max(moved) <= 1 + _rounding(run, len(indices)) else FAIL), seen
@@ -132,12 +125,12 @@ def _sum(run: PrivateRun, indices: Sequence[int], padding: int = 0) -> Tensor:
     # One step for all, which says what random values the model draws; collate_fn may draw by others.
     with global_randomness(0):
         release = release_of(run, indices, max(0, run.steps_done - 1), padding)
-    return joined(whitened_sums(run, release, run_geometry(run)))
+    return joined(whitened_sums(run, release, run.geometry()))
 
 
 def _rounding(run: PrivateRun, examples: int) -> float:
     """What rounding may add to a sensitivity of 1, in the model's number types."""
-    geometry = run_geometry(run)
+    geometry = run.geometry()
     centre = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
     rounded = (1e3 + 4 * examples) * _coarsest(run)
     grid = grid_step(run) * math.sqrt(sum(p.numel() for p in geometry.scale))  # of which half is each sum's
@@ -145,7 +138,7 @@ def _rounding(run: PrivateRun, examples: int) -> float:
 
 
 def _coarsest(run: PrivateRun) -> float:
-    return float(max(torch.finfo(p.dtype).eps for p in run_geometry(run).scale))
+    return float(max(torch.finfo(p.dtype).eps for p in run.geometry().scale))
 
 
 def _or_infinite(values: Iterable[float]) -> list[float]:
@@ -160,43 +153,29 @@ def _with_factors(loss: Loss) -> Loss:
     return lambda model, batch: loss(model, batch[0]) * batch[1]
 
 
-@contextmanager
-def _without_noise(run: PrivateRun) -> Iterator[None]:
-    noise, loader, loss = run.noise, run.loader, run.loss
-    run.noise = silenced(noise)
-    try:
-        yield
-    finally:
-        run.noise, run.loader, run.loss = noise, loader, loss
-
-
-@contextmanager
-def _changed(run: PrivateRun, count: int, factor: float, level: float) -> Iterator["_LastChanged"]:
-    """Multiplies the numbers of the last example of a batch of so many by a factor, and adds a level."""
-    loader, loss = run.loader, run.loss
-    if (count - 1) % loader.world_size == loader.rank:
-        changed = _LastChanged(loader, factor, level)
-    else:  # another rank has it
-        changed = _LastChanged(loader, 1.0, 0.0)
-    run.loader, run.loss = changed.loader(), _with_factors(loss)
-    try:
-        yield changed
-    finally:
-        run.loader, run.loss = loader, loss
-
-
 class _LastChanged:
-    """A loader that changes the numbers of a batch's last example, or where there are none, its loss."""
+    """A run without noise that changes the last example of a batch: its numbers, or if it has none, its loss.
 
-    def __init__(self, loader: Loader, factor: float, level: float) -> None:
-        self._loader, self._factor, self._level = loader, factor, level
+    Args:
+        run: The run.
+        count: The size of the batch.
+        factor: Multiplies the numbers of the last example.
+        level: Is added to them.
+
+    Attributes:
+        run: The changed run.
+        reached: Whether a batch had numbers to change.
+    """
+
+    def __init__(self, run: PrivateRun, count: int, factor: float, level: float) -> None:
+        mine = (count - 1) % run.loader.world_size == run.loader.rank  # else another rank has the example
+        self._loader = run.loader
+        self._factor, self._level = (factor, level) if mine else (1.0, 0.0)
         self.reached = False
-
-    def loader(self) -> Loader:
-        loader = copy.copy(self._loader)
+        loader = copy.copy(run.loader)
         loader.collate_fn, loader.micro_batch_size, loader.num_workers = self._collate, None, 0
         loader.compares = False  # the changed row belongs to a place, not to an example
-        return loader
+        self.run = run.replaced(noise=silenced(run.noise), loader=loader, loss=_with_factors(run.loss))
 
     def _collate(self, examples: list[Any]) -> Any:
         data = map_tensors(self._spoil, (self._loader.collate_fn or default_collate)(examples))

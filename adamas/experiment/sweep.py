@@ -32,7 +32,8 @@ from adamas.accounting import calibrate
 from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import composed_epsilon
 from adamas.data import VALIDATION, load
-from adamas.experiment.training import LEDGER, MODEL, RESULT, Settings, train_and_save
+from adamas.experiment.settings import LEDGER, MODEL, RESULT, Settings
+from adamas.experiment.training import train_and_save
 from adamas.sampling import SAMPLERS
 
 SELECTIONS = ("all", "best")

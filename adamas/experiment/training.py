@@ -1,19 +1,17 @@
-"""One training run from settings to files: what `adamas train` and `adamas explain` do."""
+"""Trains from settings to files, as `adamas train` does."""
 
-import inspect
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
@@ -22,121 +20,81 @@ from adamas._storage.files import own_folder, replace_text
 from adamas._storage.results import Write, json_writer, text_writer, write_results
 from adamas._streams import Seed
 from adamas._version import __version__
-from adamas.data import DATASETS, VALIDATION, Data, load, minilm_files
+from adamas.data import VALIDATION, Data, load, minilm_files
 from adamas.experiment.activations import on_activations
+from adamas.experiment.settings import (
+    CHECKPOINT,
+    DIAGNOSTICS,
+    JOURNAL,
+    LEDGER,
+    MODEL,
+    RESULT,
+    SCHEDULES,
+    SETTINGS,
+    Settings,
+)
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run.checkpoint import Checkpoints
-from adamas.run.checkpoint import load as load_checkpoint
-from adamas.run.loop import SEED_WARNING, PrivateRun
+from adamas.run.loop import PrivateRun
 from adamas.run.make import make_private
-from adamas.secure_noise import NOISES, SecureNoise
+from adamas.run.statement import SEED_WARNING
+
+__all__ = [
+    "CHECKPOINT",
+    "DIAGNOSTICS",
+    "LEDGER",
+    "MODEL",
+    "PUBLISHED_WEIGHTS",
+    "RESULT",
+    "SCHEDULES",
+    "SETTINGS",
+    "PrivateRun",
+    "Settings",
+    "accuracy",
+    "cross_entropy",
+    "initial_model",
+    "private_run",
+    "task",
+    "train_and_save",
+]
 
 PUBLISHED_WEIGHTS = {"minilm": minilm_files}
-"""Models that start from published weights, and what fetches them."""
-
-MODEL, LEDGER, RESULT = "model.safetensors", "ledger.json", "result.json"
-"""The files of a finished run in a folder."""
-
-DIAGNOSTICS = "diagnostics.jsonl"
-"""The file of diagnostics in a folder."""
-
-CHECKPOINT, SETTINGS = "checkpoint.safetensors", "settings.json"
-"""The checkpoint of a run in a folder, and what it was begun with."""
-
-_JOURNAL = CHECKPOINT + ".journal"
-
-SCHEDULES: dict[str, Callable[[float], float] | None] = {
-    "constant": None,
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-}
-"""Learning-rate schedules by name: the factor of the rate after a share of the steps."""
-
-_POSITIONAL = ("params", "input_shape", "classes")  # what the caller gives, not the user
+"""Models that start from published weights, with the function that fetches these."""
 
 _LINES = 50  # enough for a curve
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What defines a run of the command line; the names are those of `make_private`."""
-
-    data: str
-    model: str
-    rule: str
-    batch_size: int
-    delta: float
-    rule_options: dict[str, Any] = field(default_factory=dict)
-    data_options: dict[str, Any] = field(default_factory=dict)
-    model_options: dict[str, Any] = field(default_factory=dict)
-    schedule: str = "constant"
-    ema: float | None = None
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    max_epsilon: float | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    clip_norm: float = 1.0
-    seed: int | None = None
-    noise: str = "reproducible"
-    engine: str = "auto"
-    micro_batch_size: int | None = None
-    sampling: str = "poisson"
-    max_batch_size: int | None = None
-    accountant: str = "pld"
-    allow_large_delta: bool = False
-    raw: bool = False
-
-    def __post_init__(self) -> None:
-        _validate.one_of(DATASETS, data=self.data.removesuffix(VALIDATION))
-        _validate.one_of(MODELS, model=self.model)
-        _validate.one_of(RULES, rule=self.rule)
-        for factory, name in (
-            (DATASETS[self.data.removesuffix(VALIDATION)], "data_options"),
-            (MODELS[self.model], "model_options"),
-            (RULES[self.rule], "rule_options"),
-        ):
-            known = [p for p in inspect.signature(factory).parameters if p not in _POSITIONAL]
-            for option in getattr(self, name):
-                if option not in known:
-                    raise ValueError(f"Expected {name} among {known}, got {option!r}.")
-        _validate.one_of(SCHEDULES, schedule=self.schedule)
-        _validate.one_of(NOISES, noise=self.noise)
-        Seed(self.seed, secure=self.noise == SecureNoise.name)
 
 
 def train_and_save(
     settings: Settings,
     out: Path,
     *,
-    progress: bool | None = None,
     diagnose: bool = False,
     diagnose_every: int | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
-    data_ledger: Path | None = None,
     elsewhere: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
 
     Files: `model.safetensors`, `ledger.json`, with `diagnose` `diagnostics.jsonl`, and as the last one
     `result.json`; with `checkpoint_every`, until then, `checkpoint.safetensors`, its journal and
-    `settings.json`. That they can be written is tried before the first step. Only test data is evaluated.
+    `settings.json`. The folder is tried before the first step. Only test data is evaluated.
 
     Args:
         settings: What to train.
         out: The folder. Other processes are kept out of it.
-        progress: See `make_private`.
-        diagnose: Write `run.diagnostics()` to a line of `diagnostics.jsonl` now and then, and after the last
-            step with histograms; for settings with `raw`, with the comparison that is not private.
+        diagnose: Write lines of `run.diagnostics()` to `diagnostics.jsonl`, the last one with histograms. For
+            settings with `raw`, they include the comparison that is not private.
         diagnose_every: Steps between lines; None makes 50 lines at most.
         checkpoint_every: Steps between checkpoints; None for none.
-        resume: Continue the run that `out` holds, if it holds one. The result of one that finished is
-            returned as it is.
-        data_ledger: See `make_private`.
+        resume: Continue the run that `out` holds, if it holds one. If that run has finished, return its
+            result.
         elsewhere: Whether files that `out` cannot take at the end are kept in a new folder under the
             system's temporary directory.
+        options: Other options of `make_private` that do not change the result, such as `progress` and
+            `data_ledger`.
 
     Raises:
         ValueError: If `out` holds a result already, or an unfinished run that is not to be continued or had
@@ -157,17 +115,16 @@ def train_and_save(
         _validate.count(diagnose_every=diagnose_every)
     if checkpoint_every is not None:
         _validate.count(checkpoint_every=checkpoint_every)
-        names += [SETTINGS, CHECKPOINT, _JOURNAL]
+        names += [SETTINGS, CHECKPOINT, JOURNAL]
     with own_folder(out, names):
         if resume and (out / RESULT).exists():
             return _finished_before(settings, out)
         _check_folder(settings, out, resume)
         whole, model, data = task(settings)
-        run = private_run(settings, model, data, progress=progress, data_ledger=data_ledger)
         if checkpoint_every is not None:
-            run.checkpoints = Checkpoints(out / CHECKPOINT, checkpoint_every)
-            if (out / CHECKPOINT).exists():
-                load_checkpoint(out / CHECKPOINT, run)
+            options |= {"checkpoint": out / CHECKPOINT, "checkpoint_every": checkpoint_every}
+        run = private_run(settings, model, data, resume=resume, **options)
+        if checkpoint_every is not None:
             replace_text(out / SETTINGS, json.dumps(asdict(settings), indent=2) + "\n")
         start = time.perf_counter()
         lines = _Lines(out / DIAGNOSTICS, run.steps_done) if diagnose else None
@@ -225,7 +182,7 @@ def _check_same(settings: Settings, before: dict[str, Any], out: Path) -> None:
 
 
 def _finished_before(settings: Settings, out: Path) -> dict[str, Any]:
-    """The result of a run that finished, and was perhaps killed before it removed its checkpoint."""
+    """Returns the result of a run that finished, and removes a checkpoint that it may have left."""
     result: dict[str, Any] = json.loads((out / RESULT).read_text(encoding="utf-8"))
     _check_same(settings, result["settings"], out)
     _remove_checkpoint(out)
@@ -233,14 +190,14 @@ def _finished_before(settings: Settings, out: Path) -> dict[str, Any]:
 
 
 def _remove_checkpoint(out: Path) -> None:
-    """Removes what a finished run does not need; what cannot be removed does no harm."""
+    """Removes the files that a finished run does not need; one that stays does no harm."""
     with suppress(OSError):
         Checkpoints(out / CHECKPOINT).remove()
         (out / SETTINGS).unlink(missing_ok=True)
 
 
 def _remedy(settings: Settings, out: Path) -> str:
-    """How to get the files of a finished run that could be written nowhere."""
+    """Says how to recover the files of a finished run if no folder could take them."""
     if (out / CHECKPOINT).exists():
         return f"Make room, and repeat the command with --resume: it goes on from the checkpoint in {out}."
     if settings.seed is not None:
@@ -251,8 +208,8 @@ def _remedy(settings: Settings, out: Path) -> str:
 class _Lines:
     """The file of diagnostics.
 
-    Each line is one write, so that a run that dies leaves whole lines. After a write that failed, the lines
-    wait for the end of the run, which they do not stop.
+    Each line is one write, so that a run that dies leaves whole lines. A write that fails does not stop the
+    run: the lines are then written at its end.
 
     Attributes:
         all: The lines.
@@ -282,10 +239,10 @@ class _Lines:
 
 
 def _train(run: PrivateRun, lines: _Lines | None, every: int, raw: bool) -> Exception | None:
-    """Makes the steps that are left, and settles what was spent.
+    """Makes the remaining steps, and closes the account of the run.
 
     Returns:
-        What failed after the last step, when there is a model to keep.
+        An error after the last step, when there is a model to keep; None for none.
     """
     done = run.steps_done
     problem = None
@@ -327,15 +284,15 @@ def _result(run: PrivateRun, settings: Settings, data: Data) -> dict[str, Any]:
 
 
 def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Module, nn.Module, Data]:
-    """What the settings train, and on what.
+    """Loads the data and makes the model that the settings name.
 
     Args:
         settings: Which model and data.
         load: Takes the name of a data set and its options, as `adamas.data.load`.
 
     Returns:
-        The whole model before its first step, the part of it that trains, and the data as this part sees
-        them: activations, where a frozen part comes first.
+        The whole model before its first step, the part of it that trains, and the inputs of this part: the
+        data, or their activations if a frozen part comes first.
     """
     name = settings.data.removesuffix(VALIDATION)
     data = load(name, **settings.data_options)
@@ -345,7 +302,7 @@ def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Modul
 
 
 def initial_model(settings: Settings, data: Data) -> nn.Module:
-    """The model that the settings describe, before its first step."""
+    """Makes the model that the settings describe, before its first step."""
     options = dict(settings.model_options)
     if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
         options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
@@ -356,65 +313,33 @@ def initial_model(settings: Settings, data: Data) -> nn.Module:
         return MODELS[settings.model](data.input_shape, data.classes, **options)
 
 
-def private_run(
-    settings: Settings, model: nn.Module, data: Data, *, progress: bool | None = None, **options: Any
-) -> PrivateRun:
-    """The run that the settings describe, of a model on the training examples of a data set.
+def private_run(settings: Settings, model: nn.Module, data: Data, **options: Any) -> PrivateRun:
+    """Makes the run that the settings describe, of a model on the training examples of a data set.
 
     Args:
         settings: What to train.
         model: The part that trains.
         data: Its data.
-        progress: See `make_private`.
-        options: Other arguments of `make_private`, which do not change the result.
+        options: Other options of `make_private`, which do not change the result.
     """
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
-    shape = SCHEDULES[settings.schedule]
-    run = make_private(
-        model,
-        rule,
-        data.train,
-        cross_entropy,
-        batch_size=settings.batch_size,
-        delta=settings.delta,
-        epochs=settings.epochs,
-        steps=settings.steps,
-        epsilon=settings.epsilon,
-        noise_multiplier=settings.noise_multiplier,
-        max_epsilon=settings.max_epsilon,
-        clip_norm=settings.clip_norm,
-        seed=settings.seed,
-        noise=settings.noise,
-        engine=settings.engine,
-        micro_batch_size=settings.micro_batch_size,
-        sampling=settings.sampling,
-        max_batch_size=settings.max_batch_size,
-        ema=settings.ema,
-        accountant=settings.accountant,
-        progress=progress,
-        allow_large_delta=settings.allow_large_delta,
-        raw=settings.raw,
-        **options,
-    )
-    if shape is not None:
-        run.scheduler = LambdaLR(rule, lambda step: shape(step / run.steps))
-    return run
+    return make_private(model, rule, data.train, cross_entropy, **settings.run_options(), **options)
 
 
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """One loss per example of a classifier."""
+    """Computes one loss per example of a classifier."""
     *inputs, labels = batch
     return F.cross_entropy(model(*_in_full(inputs)), labels, reduction="none")
 
 
 def _in_full(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Activations are kept in half precision."""
+    """Converts activations, which are stored in half precision."""
     return [x.float() if x.dtype == torch.half else x for x in inputs]
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """The share of right answers on test data, in evaluation mode."""
+    """Measures the share of right answers on test data, in evaluation mode."""
     was_training = model.training
     model.eval()
     right = 0

@@ -24,7 +24,7 @@ from adamas._streams import Seed
 from adamas.accounting import Plan, Spending
 from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.journal import Journal, Release
-from adamas.check.replay import joined, release_of, run_geometry, silenced, whitened_sums
+from adamas.check.replay import joined, release_of, silenced, whitened_sums
 from adamas.sampling import Poisson
 from adamas.secure_noise import SecureNoise
 from tests.support import distributed_ranks as ranks
@@ -709,10 +709,9 @@ def test_a_replay_spends_nothing_and_leaves_no_file(ledger, tmp_path):
 
 def test_a_replay_of_secure_noise_goes_through_the_secure_branch():
     run = make_run(noise="secure", seed=None)
-    run._rehearse()
-    run.noise = silenced(run.noise)
+    run = run.replaced(noise=silenced(run.noise))
     assert isinstance(run.noise, SecureNoise)
-    geometry = run_geometry(run)
+    geometry = run.geometry()
     whole = joined(whitened_sums(run, release_of(run, range(10), 0), geometry))
     grid = 2.0**-20
     assert torch.allclose(whole / grid, (whole / grid).round(), atol=0.1, rtol=0)  # but for float32

@@ -22,7 +22,7 @@ from adamas._streams import Seed
 from adamas.accounting.ledger import Ledger
 from adamas.audit.canaries import Canaries
 from adamas.audit.one_run import audit, bound, least_false_rate, p_value, rates
-from adamas.check.replay import Silent, run_geometry, whitened_sums
+from adamas.check.replay import Silent, whitened_sums
 from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
 from tests.support.command_line import call
@@ -109,9 +109,12 @@ def test_the_user_is_not_touched():
     run = maker()()
     before, names = run.loader, list(ENGINES)
     planted = Canaries(run, 20, Seed(0).generator("canaries", 0))
-    with planted.in_place():
-        assert run.loader is not before
+    assert planted.run.loader is not before
+    for _ in planted.run:
+        break
+    assert (planted.run.steps_done, run.steps_done, run.ledger.entries) == (1, 0, [])
     assert run.loader is before
+    assert run.engine in names
     assert list(ENGINES) == names
     with pytest.raises(ValueError, match="canaries=601"):
         audit(maker(), canaries=601)
@@ -122,28 +125,28 @@ def test_a_canary_adds_one_unit_along_its_own_coordinate(rule):
     run = maker(rule, batch_size=N)()  # all take part in every step
     run.noise = Silent(run.noise.seed)
     planted = Canaries(run, 50, Seed(3).generator("canaries", 0))
-    with planted.in_place():
-        for number, batch in enumerate(run.batches()):
-            geometry = run_geometry(run)
-            release = run.privatize(batch)
-            sums = whitened_sums(run, release, geometry)
-            seen = np.zeros(50)
-            for p, (numbers, places) in planted._coordinates.items():
-                seen[numbers.numpy()] = sums[p][places].numpy()
-            np.testing.assert_allclose(seen - planted._known, planted.included, atol=2e-3)
-            planted.watch(release)
-            release.write_to(run.rule)
-            run.rule.step()
-            planted._geometry = module_geometry(run, planted)
-            if number == 3:
-                break
+    run = planted.run
+    for number, batch in enumerate(run.batches()):
+        geometry = run.geometry()
+        release = run.privatize(batch)
+        sums = whitened_sums(run, release, geometry)
+        seen = np.zeros(50)
+        for p, (numbers, places) in planted._coordinates.items():
+            seen[numbers.numpy()] = sums[p][places].numpy()
+        np.testing.assert_allclose(seen - planted._known, planted.included, atol=2e-3)
+        planted.watch(release)
+        release.write_to(run.rule)
+        run.rule.step()
+        planted._geometry = module_geometry(run, planted)
+        if number == 3:
+            break
     assert planted.scores[planted.included].min() > planted.scores[~planted.included].max()
 
 
 def module_geometry(run, planted):
     from adamas.audit import canaries as _canaries
 
-    return _canaries._at(run_geometry(run), planted._coordinates)
+    return _canaries._at(run.geometry(), planted._coordinates)
 
 
 # --- sabotaged runs -------------------------------------------------------------------------------------

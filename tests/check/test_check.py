@@ -18,7 +18,7 @@ from adamas import rules
 from adamas.accounting.ledger import Ledger
 from adamas.check import CHECKS, FAIL, NOT_APPLICABLE, PASS, check
 from adamas.check.base import Replay
-from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.geometry import Geometry
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient
@@ -525,7 +525,7 @@ def test_a_replay_is_shared_out_to_ranks_and_leaves_the_noise_where_it_is():
     noise, run.noise = run.noise, Silent(run.noise.seed)
 
     def released():
-        return joined(whitened_sums(run, release_of(run, range(7), 0), run_geometry(run)))
+        return joined(whitened_sums(run, release_of(run, range(7), 0), run.geometry()))
 
     whole, run.loader.world_size = released(), 2
     shares = []

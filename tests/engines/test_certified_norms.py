@@ -13,7 +13,7 @@ import adamas
 from adamas import Geometry, rules
 from adamas._numerics import sums_kernel as _sums_kernel
 from adamas._numerics.sums import gram_sums
-from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.clip import clip_weights
 from adamas.engines.bookkeeping.certificate import Squares
 from adamas.engines.bookkeeping.convolution import Convolution
@@ -143,7 +143,7 @@ def influences(name: str, level: float, rule: str = "adam") -> list[float]:
     made = rules.RULES[rule](model.parameters(), lr=0.01)
     run = adamas.make_private(model, made, dataset, losses, engine="bookkeeping", **settings)  # type: ignore[arg-type]
     run.noise = Silent(run.noise.seed)
-    geometry = run_geometry(run)
+    geometry = run.geometry()
 
     def total(indices: list[int]) -> Tensor:
         return joined(whitened_sums(run, release_of(run, indices, 0), geometry))

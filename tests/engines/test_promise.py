@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import adamas
 from adamas import Geometry, UnsupportedError, rules
-from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.engines import ENGINES, Bookkeeping, Loop
 from adamas.errors import SlowEngineWarning
 from adamas.run.loop import PrivateRun
@@ -56,14 +56,12 @@ def made(model: nn.Module, dataset: Dataset[Any], loss: Any = cross_entropy, **o
         progress=False,
         **options,
     )
-    run.noise = Silent(run.noise.seed)
-    run._rehearse()
-    return run
+    return run.replaced(noise=Silent(run.noise.seed))
 
 
 def influence(run: PrivateRun, record: int, others: int = N) -> float:
     """Returns how far a record moves the whitened sum over all records."""
-    geometry = run_geometry(run)
+    geometry = run.geometry()
     rest = [i for i in range(others) if i != record]
     sums = [
         joined(whitened_sums(run, release_of(run, rows, run.steps_done), geometry))
@@ -179,8 +177,7 @@ def test_a_number_of_examples_on_the_right_of_a_float_is_refused(engine):
 @pytest.mark.parametrize("loss", [cross_entropy, over_the_length], ids=lambda f: f.__name__)
 def test_what_is_computed_one_by_one_is_bounded_whatever_the_loss(loss):
     # Of one example the length is 1: the slow engine gives the loss that meaning, and keeps the promise.
-    run = made(nn.Linear(5, 3), data(5))
-    run.loss, run.engine = loss, "loop"
+    run = made(nn.Linear(5, 3), data(5)).replaced(loss=loss, engine="loop")
     assert max(influence(run, record) for record in range(4)) <= LIMIT
 
 

@@ -22,7 +22,7 @@ import adamas
 from adamas import Geometry, UnsupportedError, clipped_sum, rules
 from adamas._guards.collate import check_collate
 from adamas._nests import batch_length, map_tensors
-from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.engines import ENGINES, Stacked
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
@@ -59,7 +59,7 @@ def influence(run, indices, one):
     """Returns how far the whitened sum moves when one record is removed."""
     run.noise = Silent(0)
     sums = [
-        joined(whitened_sums(run, release_of(run, rows, 0), run_geometry(run)))
+        joined(whitened_sums(run, release_of(run, rows, 0), run.geometry()))
         for rows in (indices, [i for i in indices if i != one])
     ]
     return float((sums[0] - sums[1]).norm())

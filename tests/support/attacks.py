@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import UnsupportedError, rules
-from adamas.check.replay import Silent, joined, release_of, run_geometry, whitened_sums
+from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.engines.base import Materialized
 
 N, D = 12, 4
@@ -96,7 +96,7 @@ def released(case: Attack, engine: str, indices: Sequence[int]) -> Tensor:
     run.noise = Silent(run.noise.seed)
     for step in range(case.warm):
         release_of(run, range(n), step)
-    return joined(whitened_sums(run, release_of(run, indices, case.warm), run_geometry(run)))
+    return joined(whitened_sums(run, release_of(run, indices, case.warm)(run)))
 
 
 def influence(case: Attack, engine: str) -> float:

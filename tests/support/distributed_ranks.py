@@ -143,7 +143,7 @@ def outcome(run):
     """Trains to the end: parameters, releases and variances, epsilon, the noise's position, geometry."""
     releases = [(values(s.release.mean), values(s.release.noise_variance)) for s in run]
     state = run.state_dict()
-    geometry = run._geometry()
+    geometry = run.geometry()
     return {
         "parameters": vector(run.model),
         "releases": np.concatenate([r for r, _ in releases]),

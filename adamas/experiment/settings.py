@@ -1,0 +1,102 @@
+"""The settings of a training: names of data, model and rule, and the options of the run."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from adamas import _validate
+from adamas._streams import Seed
+from adamas.data import DATASETS, VALIDATION
+from adamas.models import MODELS
+from adamas.rules import RULES
+from adamas.run.options import SchedulerFactory, TrainingOptions
+from adamas.secure_noise import NOISES, SecureNoise
+
+MODEL, LEDGER, RESULT = "model.safetensors", "ledger.json", "result.json"
+"""The files of a finished run in a folder."""
+
+DIAGNOSTICS = "diagnostics.jsonl"
+"""The file of diagnostics in a folder."""
+
+CHECKPOINT, SETTINGS = "checkpoint.safetensors", "settings.json"
+"""The checkpoint of a run in a folder, and the settings that it was begun with."""
+
+JOURNAL = CHECKPOINT + ".journal"
+"""The journal of that checkpoint."""
+
+SCHEDULES: dict[str, Callable[[float], float] | None] = {
+    "constant": None,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+}
+"""Learning-rate schedules by name: the factor of the rate after a share of the steps."""
+
+_POSITIONAL = ("params", "input_shape", "classes")  # given by the caller, not by the user
+
+
+@dataclass(frozen=True)
+class _Task:
+    data: str
+    model: str
+    rule: str
+    batch_size: int  # these two are options of the run; here they have their place in the files
+    delta: float
+    rule_options: dict[str, Any] = field(default_factory=dict)
+    data_options: dict[str, Any] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "constant"
+
+
+@dataclass(frozen=True)
+class Settings(TrainingOptions, _Task):
+    """What to train, on what, and how.
+
+    The options of a run, such as `epsilon`, are those of `make_private`, and are inherited.
+
+    Attributes:
+        data: A name in `adamas.data.DATASETS`; NAME/validation holds training examples out.
+        model: A name in `adamas.models.MODELS`.
+        rule: A name in `adamas.rules.RULES`.
+        rule_options: Arguments of the rule.
+        data_options: Arguments of the data set.
+        model_options: Arguments of the model.
+        schedule: A name in `SCHEDULES`.
+    """
+
+    def __post_init__(self) -> None:
+        _validate.one_of(DATASETS, data=self.data.removesuffix(VALIDATION))
+        _validate.one_of(MODELS, model=self.model)
+        _validate.one_of(RULES, rule=self.rule)
+        for factory, name in (
+            (DATASETS[self.data.removesuffix(VALIDATION)], "data_options"),
+            (MODELS[self.model], "model_options"),
+            (RULES[self.rule], "rule_options"),
+        ):
+            known = [p for p in inspect.signature(factory).parameters if p not in _POSITIONAL]
+            for option in getattr(self, name):
+                if option not in known:
+                    raise ValueError(f"Expected {name} among {known}, got {option!r}.")
+        _validate.one_of(SCHEDULES, schedule=self.schedule)
+        _validate.one_of(NOISES, noise=self.noise)
+        Seed(self.seed, secure=self.noise == SecureNoise.name)
+
+    def run_options(self) -> dict[str, Any]:
+        """Returns the options of the run, for `make_private`."""
+        options = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
+        return options | {"scheduler": _scheduler(SCHEDULES[self.schedule])}
+
+
+def _scheduler(shape: Callable[[float], float] | None) -> SchedulerFactory | None:
+    """Makes the scheduler of a schedule, once the number of steps is known."""
+    if shape is None:
+        return None
+
+    def made(rule: Optimizer, steps: int) -> LambdaLR:
+        return LambdaLR(rule, lambda step: shape(step / steps))
+
+    return made
