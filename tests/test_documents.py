@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import adamas
+from adamas.cli import main
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import make_task
 from adamas.federated.training import train_in_process
@@ -100,6 +101,25 @@ def test_the_readme_trains_within_its_budget_and_in_the_open():
     exec(opened, names)
     assert names["run"].steps_done == 2
     assert not torch.equal(model[1].weight, before)
+
+
+CALCULATIONS = re.findall(
+    r"^adamas ((?:epsilon|noise|steps) .*?)\s+# ([\d.]+)$",
+    (ROOT / "README.md").read_text(),
+    flags=re.MULTILINE,
+)
+
+
+def test_the_readme_has_three_calculations():
+    assert len(CALCULATIONS) == 3
+
+
+@pytest.mark.parametrize(("command", "answer"), CALCULATIONS)
+def test_a_calculation_of_the_readme_has_the_answer_beside_it(command, answer, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 0
+    assert answer in capsys.readouterr().out.split()
 
 
 def test_the_skeleton_rule_is_a_rule():
