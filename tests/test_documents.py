@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import adamas
+from adamas.cli import main
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.task import make_task
 from adamas.federated.training import train_in_process
@@ -67,19 +68,20 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-VERSIONS = {  # name in docs/formats.md -> how the code states it
-    "checkpoint": r'^_KIND, _VERSION = "checkpoint", (\d+)',
-    "run state": r"^_STATE_VERSION = (\d+)",
-    "journal": r'^_MAGIC = b"adamas journal (\d+)"',
-    "data set's ledger": r"^_VERSION = (\d+)",
-    "federated training": r'^_KIND, _VERSION = "federated training", (\d+)',
+VERSIONS = {  # name in docs/formats.md -> package, and how its code states the version
+    "checkpoint": ("run", r'^_KIND, _VERSION = "checkpoint", (\d+)'),
+    "run state": ("run", r"^(?:_STATE)?_VERSION = (\d+)"),
+    "journal": ("accounting", r'^_MAGIC = b"adamas journal (\d+)"'),
+    "data set's ledger": ("accounting", r"^_VERSION = (\d+)"),
+    "federated training": ("federated", r'^_KIND, _VERSION = "federated training", (\d+)'),
 }
 
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_the_page_of_formats_has_the_versions_of_the_code(name):
-    code = "\n".join(file.read_text() for file in sorted((ROOT / "adamas").rglob("*.py")))
-    (version,) = re.findall(VERSIONS[name], code, flags=re.MULTILINE)
+    package, statement = VERSIONS[name]
+    code = "\n".join(file.read_text() for file in sorted((ROOT / "adamas" / package).rglob("*.py")))
+    (version,) = re.findall(statement, code, flags=re.MULTILINE)
     row = rf"^\| {name} [^|]*\|[^|]*\| {version}\b"
     assert re.search(row, (ROOT / "docs/formats.md").read_text(), flags=re.MULTILINE)
 
@@ -99,6 +101,25 @@ def test_the_readme_trains_within_its_budget_and_in_the_open():
     exec(opened, names)
     assert names["run"].steps_done == 2
     assert not torch.equal(model[1].weight, before)
+
+
+CALCULATIONS = re.findall(
+    r"^adamas ((?:epsilon|noise|steps) .*?)\s+# ([\d.]+)$",
+    (ROOT / "README.md").read_text(),
+    flags=re.MULTILINE,
+)
+
+
+def test_the_readme_has_three_calculations():
+    assert len(CALCULATIONS) == 3
+
+
+@pytest.mark.parametrize(("command", "answer"), CALCULATIONS)
+def test_a_calculation_of_the_readme_has_the_answer_beside_it(command, answer, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 0
+    assert answer in capsys.readouterr().out.split()
 
 
 def test_the_skeleton_rule_is_a_rule():
