@@ -9,6 +9,12 @@ from torch import Tensor
 
 from adamas.engines.bookkeeping.counts import Shape
 
+_SAME_FOR_EVERY_BATCH = """
+dtype device ndim layout requires_grad is_leaf is_cuda is_cpu is_sparse is_sparse_csr is_quantized
+is_meta is_mkldnn is_nested is_mps is_xpu is_xla is_ipu is_vulkan is_maia is_mtia names itemsize
+_version output_nr is_hpu retains_grad
+"""
+
 # Answers that are the same for every batch.
 HARMLESS: set[Any] = {
     *(Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
@@ -17,35 +23,7 @@ HARMLESS: set[Any] = {
     *(Tensor.__hash__, torch.result_type),
     *(torch.get_device, Tensor.is_shared, Tensor.is_pinned, torch.numel),
 }
-for _name in [
-    "dtype",
-    "device",
-    "ndim",
-    "layout",
-    "requires_grad",
-    "is_leaf",
-    "is_cuda",
-    "is_cpu",
-    "is_sparse",
-    "is_sparse_csr",
-    "is_quantized",
-    "is_meta",
-    "is_mkldnn",
-    "is_nested",
-    "is_mps",
-    "is_xpu",
-    "is_xla",
-    "is_ipu",
-    "is_vulkan",
-    "is_maia",
-    "is_mtia",
-    "names",
-    "itemsize",
-    "_version",
-    "output_nr",
-    "is_hpu",
-    "retains_grad",
-]:
+for _name in _SAME_FOR_EVERY_BATCH.split():
     if hasattr(Tensor, _name):
         HARMLESS.add(getattr(Tensor, _name).__get__)
 HARMLESS.add(Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -86,17 +64,9 @@ READS: set[Any] = {
 SHORTCUTS = {"transformers.masking_utils"}
 
 _IN_PLACE_OPERATORS = {
-    *(
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__idiv__",
-        "__itruediv__",
-        "__ifloordiv__",
-        "__imod__",
-        "__ipow__",
-    ),
-    *("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__", "__setitem__"),
+    *("__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ifloordiv__", "__imod__"),
+    *("__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imatmul__"),
+    "__setitem__",
 }
 
 

@@ -205,7 +205,8 @@ class Tracker(TorchFunctionMode):
         """Tells whether the running backward is the user's, as of an adversarial step, without records."""
         if not self.in_backward and torch.is_grad_enabled():
             raise UnsupportedError(
-                "The loss differentiates its own gradient. Use engine='vmap' or engine='loop'."
+                "The loss differentiates its own gradient, which engine='bookkeeping' cannot follow. Use "
+                "engine='vmap' or engine='loop'."
             )
         return not self.in_backward
 

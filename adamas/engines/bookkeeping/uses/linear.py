@@ -42,7 +42,10 @@ def addmm(recorder: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _linear(recorder: Tracker, x: Tensor, w: Tensor, b: Tensor | None, transposed: bool = False) -> Tensor:
     """Computes `x @ w.T + b`, over any leading axes."""
     if x.dim() == 1:
-        raise UnsupportedError(f"{recorder.name(w)!r} meets an input without an example axis.")
+        raise UnsupportedError(
+            f"{recorder.name(w)!r} meets an input without an example axis. Keep the example axis first, or "
+            "use engine='loop'."
+        )
     place = recorder.place(x)
     if place.axis == x.dim() - 1:
         recorder.refuse_mixing(f"linear sums over the examples ({user_line()})")

@@ -77,7 +77,8 @@ def _group_norm(
         x = x.float()
     if place.axis:
         raise UnsupportedError(
-            f"The input of the group_norm of {recorder.names_in(w, b)} is not batch-first."
+            f"The input of the group_norm of {recorder.names_in(w, b)} does not have the example axis first. "
+            "Put it first, or use engine='vmap'."
         )
 
     def put(gw: Tensor | None, gb: Tensor | None) -> None:

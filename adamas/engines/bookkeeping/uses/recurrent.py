@@ -67,7 +67,7 @@ def _rnn(
     states = list(state) if isinstance(state, tuple | list) else [state]
     if len(weights) != (4 if bias else 2) * count * (2 if bidirectional else 1):
         raise UnsupportedError(
-            f"{recorder.names_in(weights)} belongs to an LSTM with projections. Use engine='loop'."
+            f"{recorder.names_in(weights)} belongs to an LSTM with proj_size. Use engine='loop'."
         )
     _start_states(recorder, states, recorder.place(x)._replace(axis=0))
     with recorder:
