@@ -1,8 +1,8 @@
 """The client's side on Flower. The node's configuration, `node_config`, says what its owner allows.
 
-The cost of a round is written to the ledger, `node_ledger`, before the data is read. The answer to a refused
-request is the name RefusedError, which tells nothing about the data. The answer to any other failure is one
-word, unless the node trusts the server: even the name of an error could depend on examples.
+The cost of a round is written to the ledger, `node_ledger`, before the node trains on its data. The answer
+to a refused request is the name RefusedError, which tells nothing about the data. The answer to any other
+failure is one word, unless the node trusts the server: even the name of an error could depend on examples.
 """
 
 import functools
