@@ -16,7 +16,8 @@ X. Wu, F. Huang, Z. Hu and H. Huang, "Faster Adaptive Federated Learning", AAAI 
 is A. Cutkosky and F. Orabona, "Momentum-Based Variance Reduction in Non-Convex SGD", NeurIPS 2019,
 arXiv:1905.10018.
 
-Differs from the paper, which has no private form: this one, (1) included, is ours.
+Differs from the paper, which has no private form. This one is ours: moments start at 0, not at those of a
+first gradient, and each round begins with (1), because its clients may have no earlier point.
 """
 
 from collections.abc import Mapping

@@ -8,9 +8,9 @@ The norm runs over all parameters. Both gradients are released, on the same batc
 server averages increments: (2) of `adamas.federated.fedavg`.
 
 Y. Shi, Y. Liu, K. Wei, L. Shen, X. Wang and D. Tao, "Make Landscape Flatter in Differentially Private
-Federated Learning", CVPR 2023, arXiv:2303.11242; sharpness-aware steps are those of P. Foret, A. Kleiner, H.
-Mobahi and B. Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021,
-arXiv:2010.01412.
+Federated Learning", CVPR 2023, arXiv:2303.11242; sharpness-aware steps are those of P. Foret, A. Kleiner,
+H. Mobahi and B. Neyshabur, "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR
+2021, arXiv:2010.01412.
 
 Differs from the paper: it protects clients, by noise on whole updates. That is `unit="client"`, where local
 steps have no noise. With `unit="record"` both gradients of a step are private.

@@ -10,8 +10,8 @@ r"""DP-LocalAdamW: AdamW on each client, with moments that start at 0 in every r
 k counts the steps of the round, from 1. The server averages increments: (2) of `adamas.federated.fedavg`.
 
 The baseline of this name in J. Liu, Y. Miao, N. Xi and J. Liu, "DP-FedAdamW: An Efficient Optimizer for
-Differentially Private Federated Large Models", CVPR 2026, arXiv:2602.19945. AdamW is I. Loshchilov and F.
-Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, arXiv:1711.05101.
+Differentially Private Federated Large Models", CVPR 2026, arXiv:2602.19945. AdamW is I. Loshchilov and
+F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, arXiv:1711.05101.
 """
 
 from dataclasses import dataclass

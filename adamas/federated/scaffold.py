@@ -7,15 +7,16 @@ r"""DP-SCAFFOLD (Noble, Bellet and Dieuleveut, 2022): SGD with control variates 
     c^{t+1}        &= c + \frac1N \sum_i (c_i^+ - c_i)                                   \qquad (4)
 
 By (1), :math:`c_i^+` is the mean of the round's private gradients. So control variates are functions of
-releases and cost no privacy. S is the expected number of clients of a round, N the number of all; sums run
-over the clients that answered.
+releases and cost no privacy. S is the expected number of clients of a round, N the number of clients in the
+training; sums run over the clients that answered.
 
 M. Noble, A. Bellet and A. Dieuleveut, "Differentially Private Federated Learning on Heterogeneous Data",
-AISTATS 2022, arXiv:2111.09278; without privacy S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U.
-Stich and A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+AISTATS 2022, arXiv:2111.09278; without privacy S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi,
+S. U. Stich and A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
 arXiv:1910.06378.
 
-Differs from the paper: control variates start at 0, without a warm start.
+Differs from the paper: control variates always start at 0, there is no warm start; the server's learning rate
+is 1.
 """
 
 from collections.abc import Sequence

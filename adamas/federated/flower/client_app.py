@@ -1,8 +1,8 @@
-"""The client's side on Flower. What its owner allows is the node's configuration: `node_config`.
+"""The client's side on Flower. The node's configuration, `node_config`, says what its owner allows.
 
-What the records cost is written before the data are touched: `node_ledger`. A request that is refused is
-answered by the name RefusedError, which tells nothing of the data. Any other failure is answered by one word,
-unless the node trusts the server: even the name of an error could depend on examples.
+The cost of a round is written to the ledger, `node_ledger`, before the node trains on its data. The answer
+to a refused request is the name RefusedError, which tells nothing about the data. The answer to any other
+failure is one word, unless the node trusts the server: even the name of an error could depend on examples.
 """
 
 import functools
@@ -29,23 +29,23 @@ from adamas.federated.training import make_client
 from adamas.sampling import joint_noise_multiplier
 
 FAILED = "Error"
-"""What a node answers if something went wrong that the server must not know more about."""
+"""The answer of a node to a failure that the server must not know more about."""
 
 _MEMORY = "memory/"
 _LOG = logging.getLogger("adamas.federated")
 
 
 def make_app(config: Mapping[str, Any] | None = None) -> ClientApp:
-    """The client's side.
+    """Makes the client's app.
 
     Args:
-        config: What all nodes have in their configuration besides their own.
+        config: Configuration that is added to every node's own.
     """
     made, more = ClientApp(), config or {}
 
     @made.query()
     def describe(message: Message, context: Context) -> Message:
-        """Answers which client this is, and how many examples it has."""
+        """Answers with the number of this client and its number of examples."""
         return Message(_answered(_describe, message, context, more), reply_to=message)
 
     @made.train()
@@ -65,13 +65,13 @@ def _answered(
     context: Context,
     more: Mapping[str, Any],
 ) -> RecordDict:
-    """What a function makes of a message, or the name of what went wrong."""
+    """Calls `act` on a message, and returns its answer or the name of its error."""
     trusting = False
     try:
         node = NodeConfig.of({**context.node_config, **more})
         trusting = node.trust_server
         return act(message.content, node, context)
-    except Exception as error:  # whatever a user's model or data raise
+    except Exception as error:  # a user's model or data can raise anything
         _LOG.exception("This client does not take part.")
         told = trusting or isinstance(error, RefusedError)
         return pack({}, {"failed": type(error).__name__ if told else FAILED})
@@ -97,9 +97,8 @@ def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDic
         client = make_client(settings, task, node.number, request.noise_multiplier)
         if len(client.dataset) != request.examples:  # type: ignore[arg-type]
             raise RefusedError(
-                f"This client has {len(client.dataset)} examples now and {request.examples} when the "  # type: ignore[arg-type]
-                "training began, which is what it is charged for. Go on with the same examples, or start "
-                "again."
+                f"This client has {len(client.dataset)} examples now, and had {request.examples} when the "  # type: ignore[arg-type]
+                "training began, which it is charged for. Continue with the same examples, or start again."
             )
         client.seed = client_seed(settings.seed, node.number, now.number)
         for name, record in context.state.array_records.items():
@@ -132,7 +131,7 @@ def _task(settings: str) -> Task:
 
 
 def _check_records(request: TrainRequest, algorithm: Algorithm, client: Client) -> None:
-    """Refuses another state than one of this model."""
+    """Refuses a state that does not fit this node's model."""
     expected = algorithm.broadcast(algorithm.start(client.model))
     try:
         for name, arrays in check_names("records", request.records, expected).items():
@@ -142,7 +141,7 @@ def _check_records(request: TrainRequest, algorithm: Algorithm, client: Client) 
 
 
 def _step(settings: FederatedSettings, client: Client) -> dp_accounting.PoissonSampledDpEvent | None:
-    """What a local step costs the node's records; None where the server is trusted with them."""
+    """Returns the event of a local step, for the node's records; None if the server is trusted with them."""
     if client.noise_multiplier == 0:
         return None
     size = len(client.dataset)  # type: ignore[arg-type]
@@ -154,7 +153,7 @@ def _step(settings: FederatedSettings, client: Client) -> dp_accounting.PoissonS
 
 
 def _is_covered(made: Ledger, step: dp_accounting.PoissonSampledDpEvent, count: int) -> bool:
-    """Whether all releases are at most so many steps of the sampling and the noise that are charged."""
+    """Tells whether releases cost at most `count` steps of the event that was charged."""
     for event, times in made.entries:
         if not isinstance(event, dp_accounting.PoissonSampledDpEvent):
             return False

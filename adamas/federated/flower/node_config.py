@@ -1,19 +1,20 @@
-"""What the owner of a node allows. The server may ask for as much or less, never for more.
+"""The configuration of a node: the limits that its owner sets. A server cannot exceed them.
 
-partition-id          the number of the client: 0, 1, ...
-ledger                a file that keeps what the node's records have cost, over all runs and restarts
-max-epsilon           the most that they may cost, at `delta`; beyond it the node refuses
-delta                 of `max-epsilon`
-accountant            which one adds the costs up: pld if nothing is said. The server's does not matter here
-min-noise-multiplier  the least noise of a release: 0.02 if nothing is said
-min-clip-norm         the least and the largest norm to which an example's gradient is clipped: 1e-6 and 1e6
-max-clip-norm         if nothing is said
-max-local-steps       most steps of a round: 10000 if nothing is said
-max-batch-size        most expected examples of a step: all that the node has if nothing is said
-task                  the Python module that the node trains; it imports no other that a server names
-allow-seed            true accepts a run with a seed, whose noise the server knows
-trust-server          true accepts all that leaves the privacy to the server: updates without noise
-                      (`unit = "client"`, noise multiplier 0), a seed, and any module as the task
+partition-id          number of the client: 0, 1, ...
+ledger                file that keeps the cost of the node's records, over all runs and restarts
+max-epsilon           budget of the records, at `delta`; the node refuses rounds that would exceed it
+delta                 the delta of `max-epsilon`
+accountant            accountant of the node, whatever the server uses; default: pld
+min-noise-multiplier  least noise multiplier of a release; default: 0.02
+min-clip-norm         least clipping norm of an example's gradient; default: 1e-6
+max-clip-norm         largest clipping norm of an example's gradient; default: 1e6
+max-local-steps       most steps of a round; default: 10000
+max-batch-size        largest expected batch size; default: the number of examples of the node
+task                  Python module that the node trains; it imports no other module that a server names
+allow-seed            true accepts a run with a seed, with which the server knows the noise
+trust-server          true leaves privacy to the server: accepts updates without noise (`unit = "client"`,
+noise
+                      multiplier 0), a seed, and any module as the task
 """
 
 import math
@@ -46,7 +47,7 @@ _NAMES = ("partition-id", "num-partitions", "ledger", "max-epsilon", "delta", *_
 
 
 class RefusedError(RuntimeError):
-    """A node does not do what the server asks."""
+    """A node refuses a request of the server."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,17 @@ class NodeConfig:
     """The configuration of a node.
 
     Attributes:
-        number: Of the client.
-        ledger: The file of its costs; None keeps them in Flower's state, for this run.
-        max_epsilon: The most that its records may cost.
-        delta: Of `max_epsilon`.
-        accountant: Adds the costs up.
-        min_noise_multiplier: The least noise of a release.
-        min_clip_norm: The least norm to which an example's gradient is clipped.
-        max_clip_norm: The largest.
+        number: Number of the client.
+        ledger: File of the node's costs; None keeps them in Flower's state, for this run.
+        max_epsilon: Budget of the node's records; None for no limit.
+        delta: The delta of `max_epsilon`.
+        accountant: Accountant of the budget.
+        min_noise_multiplier: Least noise multiplier of a release.
+        min_clip_norm: Least clipping norm of an example's gradient.
+        max_clip_norm: Largest clipping norm of an example's gradient.
         max_local_steps: Most steps of a round.
-        max_batch_size: Most expected examples of a step; None for all that the node has.
-        task: The module that it trains.
+        max_batch_size: Largest expected batch size; None for the number of examples.
+        task: Module that the node trains.
         allow_seed: Whether a run may have a seed.
         trust_server: Whether updates may leave without noise.
     """
@@ -85,7 +86,7 @@ class NodeConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
-        """Reads and checks what Flower has.
+        """Reads and checks Flower's configuration of a node.
 
         Example:
             >>> NodeConfig.of({"partition-id": 1, "ledger": "/var/lib/adamas/ledger.json"}).number
@@ -125,7 +126,7 @@ class NodeConfig:
             least=LEAST_NOISE_MULTIPLIER,
         )
         for name, value in (("min-clip-norm", cls.min_clip_norm), ("max-clip-norm", cls.max_clip_norm)):
-            # Within these bounds neither clipped gradients nor noise are lost in float32.
+            # Within these bounds neither clipped gradients nor noise underflow or overflow in float32.
             check_number(name, config.get(name, value), least=cls.min_clip_norm, most=cls.max_clip_norm)
         given = {name.replace("-", "_"): config[name] for name in _LIMITS if name in config}
         return cls(
@@ -137,7 +138,7 @@ class NodeConfig:
         )
 
     def check(self, settings: FederatedSettings) -> None:
-        """Raises unless the node may take part in a training."""
+        """Raises RefusedError unless the node may take part in a training."""
         if self.number >= settings.clients:
             raise RefusedError(
                 f"Expected partition-id={self.number} below the number of clients={settings.clients}."
@@ -178,7 +179,7 @@ class NodeConfig:
             )
 
     def check_noise(self, noise_multiplier: float) -> None:
-        """Raises unless a release may have this noise."""
+        """Raises RefusedError unless a release may have this noise multiplier."""
         if noise_multiplier == 0 and self.trust_server:
             return
         if not self.min_noise_multiplier <= noise_multiplier <= LARGEST_NOISE_MULTIPLIER:
@@ -188,16 +189,16 @@ class NodeConfig:
             )
 
     def check_budget(self, ledger: Ledger, event: dp_accounting.PoissonSampledDpEvent) -> None:
-        """Raises unless a ledger is within the budget.
+        """Raises RefusedError unless a ledger is within the budget.
 
         Args:
-            ledger: With the round that is asked.
+            ledger: The ledger, with the requested round.
             event: A step of that round.
         """
         if self.max_epsilon is None:
             return
         assert self.delta is not None
-        # A step that is too dear by itself needs no accountant, whose work grows as noise falls.
+        # A step that alone exceeds the budget needs no accountant, whose work grows as noise falls.
         if least_delta(event, self.max_epsilon) > self.delta:
             raise RefusedError(
                 f"One step of this round would cost more than max-epsilon={rounded_up(self.max_epsilon)} at "
@@ -212,7 +213,7 @@ class NodeConfig:
 
 
 def least_delta(event: dp_accounting.PoissonSampledDpEvent, epsilon: float) -> float:
-    r"""The delta of one sampled Gaussian for an example that is removed, in closed form.
+    r"""Computes the delta of one sampled Gaussian, for a removed example, in closed form.
 
     .. math:: \delta = q\,\bar\Phi\Big(\frac{x-1}{z}\Big) - (e^\epsilon - 1 + q)\,\bar\Phi\Big(\frac xz\Big),
               \qquad x = z^2 \log\frac{e^\epsilon - 1 + q}{q} + \frac12
@@ -223,7 +224,7 @@ def least_delta(event: dp_accounting.PoissonSampledDpEvent, epsilon: float) -> f
         0.25
     """
     q, z = float(event.sampling_probability), float(event.event.noise_multiplier)
-    if epsilon > 700:  # beyond float64, and beyond any budget
+    if epsilon > 700:  # exp overflows, and no budget is that large
         return 0.0
     rest = math.expm1(epsilon) + q
     x = z * z * math.log(rest / q) + 0.5

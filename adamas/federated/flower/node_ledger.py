@@ -1,8 +1,8 @@
-"""What a node keeps: what its records have cost, and which rounds it has answered.
+"""The ledger of a node: the cost of its records, and the rounds that it has answered.
 
-In a file if the node has one, over all runs and restarts; else in Flower's state of the node, for this run.
-The file has a checksum, so that damage is found and never lowers what was spent, and a lock, so that two
-processes cannot count on the same remainder.
+It is a file, over all runs and restarts, if the node has one; else it is in Flower's state of the node, for
+this run. The file has a checksum, so that damage is noticed and never lowers the cost, and a lock, so that
+two processes cannot spend the same remainder.
 """
 
 import functools
@@ -27,14 +27,14 @@ _CHECKSUM = "sha256"
 
 
 class NodeLedger:
-    """The costs of a node's records and the rounds that it has answered.
+    """The cost of a node's records, and the rounds that it has answered.
 
     Args:
-        text: What `write` wrote before; None for nothing.
-        write: Keeps a text.
+        text: The text that was written last; None for none.
+        write: Stores a text.
 
     Attributes:
-        ledger: All that was released.
+        ledger: Everything that was released.
         rounds: Run -> the last round that was answered in it.
     """
 
@@ -54,7 +54,7 @@ class NodeLedger:
         self.rounds[str(run)] = number
 
     def write(self, ledger: Ledger) -> None:
-        """Keeps a ledger in the place of the one before."""
+        """Stores a ledger, which replaces the previous one."""
         self.ledger = ledger
         content = ledger.state_dict() | {"rounds": self.rounds}
         self._write(json.dumps(content | {_CHECKSUM: _checksum(content)}))
@@ -62,7 +62,7 @@ class NodeLedger:
 
 @contextmanager
 def node_ledger(file: Path | None, state: RecordDict) -> Iterator[NodeLedger]:
-    """What a node keeps; nobody else reads or writes the file meanwhile.
+    """Opens the ledger of a node. Other processes wait until it is closed.
 
     Raises:
         RefusedError: If the file is damaged.
@@ -79,7 +79,7 @@ def node_ledger(file: Path | None, state: RecordDict) -> Iterator[NodeLedger]:
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(
                 f"Expected ledger={str(file)!r} as this node wrote it, but it is damaged. What was spent is "
-                "not known without it: bring a whole copy back, or stop using these records."
+                "not known without it: restore an intact copy, or stop using these records."
             ) from error
         yield found
 
@@ -89,10 +89,10 @@ def _to_state(state: RecordDict, text: str) -> None:
 
 
 def _intact(text: str) -> dict[str, Any]:
-    """The content of a text whose checksum is right, or of an earlier version, which had none."""
+    """Reads a text and verifies its checksum; texts of an earlier version have none."""
     content = read_json(text)
     if not isinstance(content, dict):
-        raise ValueError(f"Expected names with values, got {type(content).__name__}.")
+        raise ValueError(f"Expected a mapping of names to values, got {type(content).__name__}.")
     if content.keys() == Ledger().state_dict().keys():
         return content
     if content.pop(_CHECKSUM, None) != _checksum(content):

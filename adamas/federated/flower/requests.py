@@ -1,4 +1,4 @@
-"""What a server asks of a node, read and checked before anything else is done with it."""
+"""Reads and checks the requests of a server, before a node does anything else with them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,15 @@ _ROUND = ("number", "total", "local_steps", "lost")
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A round that a node is asked to train.
+    """A request to train for a round.
 
     Attributes:
         text: The settings as they came.
         settings: The training.
         now: The round.
-        noise_multiplier: Of each release.
-        examples: How many the node has, as it told before.
-        records: The server's state, which is checked when the model is known.
+        noise_multiplier: Noise multiplier of each release.
+        examples: Number of examples of the node, as it reported before the training.
+        records: The server's state, which is checked once the model is known.
     """
 
     text: str
@@ -40,7 +40,7 @@ class TrainRequest:
         """Reads a message.
 
         Raises:
-            RefusedError: If it is no request that could be answered.
+            RefusedError: If the message is not a valid request.
         """
         try:
             records, words = unpack(content)
@@ -48,34 +48,34 @@ class TrainRequest:
             settings = _settings(words["settings"])
             noise = check_number("noise_multiplier", words["noise_multiplier"], least=0.0)
             if settings.noise_multiplier not in (None, noise):
-                raise ValueError("Expected noise_multiplier of the settings.")
+                raise ValueError("Expected the noise_multiplier of the settings.")
             examples = check_whole("examples", words["examples"], least=1)
             return cls(
                 words["settings"], settings, _round(words["round"], settings), noise, examples, records
             )
-        except Exception as error:  # whatever a message can make of a parser
+        except Exception as error:  # a malformed message can raise anything
             raise RefusedError("Expected a request that this version can read.") from error
 
 
 def describe_request(content: RecordDict) -> tuple[str, FederatedSettings]:
-    """The settings of a training that a node is asked about, as text and read.
+    """Reads a request to describe the node, and returns the settings of the training, as text and parsed.
 
     Raises:
-        RefusedError: If it is no request that could be answered.
+        RefusedError: If the message is not a valid request.
     """
     try:
         records, words = unpack(content)
         check_names("records", records, ())
         check_names("request", words, ("settings",))
         return words["settings"], _settings(words["settings"])
-    except Exception as error:  # whatever a message can make of a parser
+    except Exception as error:  # a malformed message can raise anything
         raise RefusedError("Expected a request that this version can read.") from error
 
 
 def _settings(text: Any) -> FederatedSettings:
     settings = FederatedSettings.from_json(text)
     for name, value in vars(settings).items():
-        if name != "seed":  # which has bounds of its own
+        if name != "seed":  # which has its own bounds
             check_plain(name, value)
     return settings
 

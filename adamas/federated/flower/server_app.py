@@ -1,7 +1,7 @@
 """The server's side on Flower.
 
-The configuration of a run has the names of `FederatedSettings` with hyphens, an option's name after a dot;
-and `out`, the folder of results. It may have `timeout`, the seconds that clients have to answer.
+The configuration of a run has the names of `FederatedSettings` with hyphens, the name of an option after a
+dot; and `out`, the folder of results. It may have `timeout`, the seconds that clients have to answer.
 """
 
 import logging
@@ -26,7 +26,7 @@ from adamas.federated.task import make_task
 from adamas.federated.training import Line, train
 
 TIMEOUT = 3600.0
-"""Seconds that clients have to answer, if nothing is said."""
+"""Default number of seconds that clients have to answer."""
 
 _LOG = logging.getLogger("adamas.federated")
 
@@ -51,13 +51,13 @@ def serve(
     timeout: float = TIMEOUT,
     progress: Callable[[Line], None] = lambda _: None,
 ) -> Line:
-    """Runs a training with the nodes of a grid as clients; see `adamas.federated.training.train`.
+    """Runs a training with the nodes of a grid as clients. See `adamas.federated.training.train`.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
         settings: The training.
         out: The folder of its files.
-        timeout: Seconds that clients have to answer, and nodes to come up.
+        timeout: Seconds that clients have to answer, and nodes to connect.
         progress: Called with each round's line.
     """
     nodes = Nodes(grid, settings, timeout=timeout)
@@ -69,19 +69,19 @@ def serve(
 
 
 class Nodes:
-    """Which node of a grid is which client.
+    """Finds the clients among the nodes of a grid.
 
-    A node that cannot take part, or answers what cannot be, is left out; the training begins without it when
-    the time is over.
+    A node that cannot take part, or whose answer is invalid, is left out. The training begins without it
+    after `timeout` seconds.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
         settings: The training.
-        timeout: Seconds that nodes have to come up.
+        timeout: Seconds that nodes have to connect.
 
     Attributes:
         ids: Client -> node.
-        sizes: The number of examples of each client; 0 for one that is left out.
+        sizes: Number of examples of each client; 0 for one that is left out.
 
     Raises:
         RuntimeError: If there are fewer nodes than clients, or none of them can take part.
@@ -105,13 +105,13 @@ class Nodes:
         self.sizes = [self._examples[client] for client in range(settings.clients)]
 
     def refresh(self, timeout: float) -> None:
-        """Finds nodes again that have started anew, with another number."""
+        """Finds clients again whose nodes have restarted under another id."""
         present = set(self._grid.get_node_ids())
         if any(node not in present for node in self.ids.values()):
             self._greet(timeout, present)
 
     def _begin_without(self, missing: list[int], timeout: float) -> None:
-        """Leaves clients out, if their nodes are there and cannot take part."""
+        """Leaves clients out, if their nodes have connected and cannot take part."""
         why = "".join(f" Node {node}: {reason}." for node, reason in sorted(self._left_out.items()))
         if not self.ids or len(missing) > len(self._left_out):
             raise RuntimeError(
@@ -122,14 +122,14 @@ class Nodes:
         self._examples |= dict.fromkeys(missing, 0)
 
     def _greet(self, timeout: float, present: set[int] | None = None) -> None:
-        """Asks the nodes that are not known who they are."""
+        """Asks unknown nodes which client they are."""
         present = set(self._grid.get_node_ids()) if present is None else present
         new = present - set(self.ids.values())
         words = {"settings": self._settings.to_json()}
         messages = [Message(pack({}, words), node, MessageType.QUERY) for node in sorted(new)]
         for reply in self._grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id
-            if node not in new:  # Flower itself, about a node that it does not reach
+            if node not in new:  # Flower itself, about a node that it cannot reach
                 continue
             new.remove(node)
             try:
@@ -146,10 +146,10 @@ class Nodes:
 
 
 def _description(reply: Message, settings: FederatedSettings) -> tuple[int, int]:
-    """Which client a node is, and how many examples it has.
+    """Reads which client a node is, and its number of examples.
 
     Raises:
-        ValueError: If it does not say so, or cannot take part.
+        ValueError: If the reply is invalid, or the node cannot take part.
     """
     records, words = _content(reply)
     check_names("records", records, ())
@@ -161,16 +161,16 @@ def _description(reply: Message, settings: FederatedSettings) -> tuple[int, int]
 
 
 def _content(reply: Message) -> tuple[Records, dict[str, Any]]:
-    """What a reply carries.
+    """Reads the content of a reply.
 
     Raises:
-        ValueError: If it is an error, or cannot be read.
+        ValueError: If the reply is an error, or cannot be read.
     """
     if reply.has_error():
         raise ValueError(f"Flower's error {reply.error.code}")
     try:
         records, words = unpack(reply.content)
-    except Exception as error:  # whatever a message can make of a parser
+    except Exception as error:  # a malformed message can raise anything
         raise ValueError(f"an answer that cannot be read: {type(error).__name__}") from error
     if "failed" in words:
         raise ValueError(error_name(words["failed"]))
@@ -181,10 +181,10 @@ class OverGrid:
     """Flower's grid as a transport.
 
     Args:
-        grid: Flower's.
+        grid: Flower's grid.
         settings: The training.
         nodes: Its clients.
-        noise_multiplier: Of their releases.
+        noise_multiplier: Noise multiplier of their releases.
         timeout: Seconds that they have to answer.
     """
 
@@ -205,7 +205,7 @@ class OverGrid:
         return self._nodes.sizes
 
     def ask(self, clients: Sequence[int], records: Records, round: Round) -> Answers:
-        """See `Transport.ask`. A node that went away is asked all the same, and does not answer."""
+        """See `Transport.ask`. A node that has disconnected is asked all the same, and does not answer."""
         self._nodes.refresh(self._timeout)
         ids = self._nodes.ids
         messages = [
@@ -221,7 +221,7 @@ class OverGrid:
         answers: dict[int, Records | str] = {}
         for reply in self._grid.send_and_receive(messages, timeout=self._timeout):
             client = by_node.get(reply.metadata.src_node_id)
-            if client is None:  # Flower itself, about a node that it does not reach
+            if client is None:  # Flower itself, about a node that it cannot reach
                 continue
             if client in answers:
                 continue

@@ -1,4 +1,4 @@
-"""Flower's simulation: all clients are virtual nodes of one machine."""
+"""Runs a training in Flower's simulation: all clients are virtual nodes on one machine."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Before the first import of Flower and Ray: no telemetry, and no word about what Ray will change one day.
+# Before the first import of Flower and Ray: no telemetry, and no notice about a future change of Ray.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -19,7 +19,7 @@ from adamas.federated.flower.server_app import TIMEOUT, serve
 from adamas.federated.settings import FederatedSettings
 from adamas.federated.training import Line
 
-# The clients are in the hands of who simulates them.
+# Whoever simulates the clients has their data.
 _CONFIG = {"trust-server": True}
 
 
@@ -37,7 +37,7 @@ def simulate(
         settings: The training.
         out: The folder of its files.
         timeout: Seconds that the clients of a round have to answer.
-        cores_per_client: As many clients run at a time as have cores.
+        cores_per_client: Cores per client. As many clients run at once as there are cores for.
         progress: Called with each round's line.
     """
     results: list[Line] = []
@@ -48,12 +48,12 @@ def simulate(
     def main(grid: Grid, context: Context) -> None:
         try:
             results.append(serve(grid, settings, out, timeout=timeout, progress=progress))
-        except BaseException as error:  # Flower would end as if nothing had happened
+        except BaseException as error:  # Flower would end without an error
             failures.append(error)
             raise
 
     backend: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": cores_per_client, "num_gpus": 0.0}}
-    # Its warnings are about Flower's own functions, and the progress has its own display.
+    # Its warnings are about its own functions, and progress is shown elsewhere.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
         run_simulation(server_app, make_app(_CONFIG), settings.clients, backend_config=backend)
