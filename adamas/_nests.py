@@ -1,4 +1,4 @@
-"""Nested batches of tensors: mappings, lists and tuples."""
+"""Walks nested batches of tensors: mappings, lists and tuples."""
 
 import copy
 from collections import UserDict
@@ -11,10 +11,10 @@ from adamas.errors import UnsupportedError
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same nest of mappings, sequences and tuples with `function` applied to each tensor.
+    """Applies `function` to each tensor of a nest of mappings, lists and tuples, and keeps the nest.
 
-    A mapping of a user's class, such as a tokenizer's batch, keeps its kind; attributes beside its items,
-    which nobody could take apart into examples, become None.
+    A mapping of a user's class, such as a tokenizer's batch, keeps its class. Its other attributes, which
+    cannot be split into examples, become None.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -37,7 +37,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The attributes for which objects of a class have room."""
+    """Returns the slots of a class, by the names of its attributes."""
     slots = vars(kind).get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
     return [
@@ -48,7 +48,7 @@ def slots_of(kind: type) -> list[str]:
 
 
 def named_leaves(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Whatever a nest holds that is no container, with the expression that reaches it, such as `batch[0]`."""
+    """Yields everything in a nest that is no container, with the expression that reaches it (`batch[0]`)."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from named_leaves(value, f"{name}[{key!r}]")
@@ -60,12 +60,12 @@ def named_leaves(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
 
 
 def named_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a nest with the expression that reaches it."""
+    """Yields each tensor of a nest with the expression that reaches it."""
     return ((name, leaf) for name, leaf in named_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def batch_length(batch: Any) -> int:
-    """The number of examples of a batch: the first length of every tensor in it.
+    """Returns the number of examples of a batch: the first length of every tensor in it.
 
     Raises:
         UnsupportedError: If something in it is neither a tensor nor None.
@@ -77,7 +77,7 @@ def batch_length(batch: Any) -> int:
             lengths[name] = leaf.shape[0] if leaf.dim() else None
         elif leaf is not None:
             raise UnsupportedError(
-                f"{name} is of type {type(leaf).__name__}, which nobody can take apart into examples: each "
+                f"{name} is of type {type(leaf).__name__}, which cannot be split into examples: each "
                 "would see what belongs to the others. Make it a batch-first tensor in your collate_fn "
                 "(texts become tokens, numbers a tensor of one value per example), or leave it out."
             )
@@ -95,10 +95,10 @@ def batch_length(batch: Any) -> int:
 
 
 def check_rows(data: Any, n: int) -> Any:
-    """Returns a batch if it is tensors with one row per example; raises otherwise."""
+    """Returns a batch whose tensors have one row per example; raises otherwise."""
     if batch_length(data) != n:
         raise ValueError(
-            "Expected every tensor of a batch to be batch-first, with one row per example that was "
-            "asked for, but collate_fn made another number of rows."
+            "Expected every tensor of a batch to be batch-first, with one row per requested example, but "
+            "collate_fn made another number of rows."
         )
     return data

@@ -1,4 +1,4 @@
-"""The progress display of a run: a bar on a terminal, nothing elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, nothing elsewhere."""
 
 import os
 import sys
@@ -32,8 +32,8 @@ def progress_bar(
         enabled: None shows the bar if standard error is a terminal and `CI` is not set.
         done: Steps that are already done.
         total: Steps in all.
-        epsilon: What was spent so far.
-        private: False says that the run is not.
+        epsilon: Returns the epsilon spent so far.
+        private: False warns that the run is not private.
     """
     if enabled is None:
         enabled = sys.stderr.isatty() and not os.environ.get("CI")
@@ -65,12 +65,12 @@ def progress_bar(
 
 @contextmanager
 def task_bar(enabled: bool | None, words: str, total: int) -> Iterator[Callable[[], None]]:
-    """Shows how much of something is done; yields a function that advances by one.
+    """Shows how much of a task is done; yields a function that advances by one.
 
     Args:
         enabled: See `progress_bar`.
-        words: What is counted.
-        total: How many there are.
+        words: The name of the task.
+        total: How many items there are.
     """
     if enabled is None:
         enabled = sys.stderr.isatty() and not os.environ.get("CI")

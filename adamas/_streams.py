@@ -1,14 +1,14 @@
-"""Independent random streams as pure functions of a secret seed and a place.
+"""Makes independent random streams, as pure functions of a secret seed and a place.
 
-A seed is expanded by SHAKE-256 together with the purpose and the place of a draw (step, block), so that
-no two draws share a state, a position is one number to save, and nothing depends on how many threads
-drew. `torch.Generator.manual_seed` would not do: on a CPU it keeps 32 bits of the seed, few enough to
-search through, and few enough for two of a run's blocks to meet by chance.
+SHAKE-256 expands a seed together with the purpose and the place of a draw (step, block). So no two draws
+share a state, a position is one number to save, and nothing depends on the number of threads.
+`torch.Generator.manual_seed` is not enough: on a CPU it keeps 32 bits of the seed, few enough to search
+through, and few enough for two blocks of a run to collide by chance.
 
-`Seed.generator` only starts from what SHAKE-256 gives: whoever sees enough of its values can compute the next
-ones. `Seed.stream` is cryptographic throughout, and a secure seed's sampling draws from it: AES-256 in
+SHAKE-256 only seeds `Seed.generator`: whoever sees enough of its values can compute the next ones.
+`Seed.stream` is cryptographic throughout, and a secure seed's sampling draws from it. It is AES-256 in
 counter mode where `cryptography` is installed (`pip install adamas[secure]`), with a key of its own for each
-place, SHAKE-256 itself where it is not.
+place, and SHAKE-256 itself elsewhere.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ import torch
 
 _SEED_BYTES = 32
 
-ciphers: Any = None  # missing: SHAKE-256 makes the streams, at a tenth of the speed
+ciphers: Any = None  # None if missing: SHAKE-256 then makes the streams, at a tenth of the speed
 with contextlib.suppress(ImportError):
     ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
 
@@ -38,7 +38,7 @@ class Seed:
 
     Args:
         value: A given number makes the run reproducible, and whoever knows it can remove the noise.
-            None takes 256 bits from the operating system; they are shown and saved nowhere.
+            None takes 256 bits from the operating system; they are neither shown nor saved.
         secure: Whether sampling draws from a cryptographic stream. A given value is then refused.
     """
 
@@ -68,7 +68,7 @@ class Seed:
         return self._secure
 
     def __reduce__(self) -> Any:
-        """A secret seed is neither copied, which would repeat its noise, nor written to a file."""
+        """Refuses to copy or pickle a secret seed: a copy would repeat its noise."""
         if self.given is None:
             raise TypeError(
                 "A secret seed cannot be copied or pickled. Save run.state_dict() instead of the run, and "
@@ -80,24 +80,24 @@ class Seed:
         return f"Seed({self.given})" if self.given is not None else "Seed(secret)"
 
     def same(self, other: "Seed") -> bool:
-        """Whether both make the same streams."""
+        """Tells whether both make the same streams."""
         return self._secret == other._secret
 
     def replace(self, exchange: Callable[[bytes], bytes]) -> None:
-        """Replaces the secret by what a function makes of it, before the first draw.
+        """Replaces the secret with the result of a function of it, before the first draw.
 
-        The ranks of a data-parallel run take over that of one of them.
+        All ranks of a data-parallel run take over the secret of one of them.
         """
         secret = exchange(self._secret)
         assert len(secret) == _SEED_BYTES
         self._secret = secret
 
     def words(self, purpose: str, *place: int, count: int) -> np.ndarray:
-        """`count` 32-bit words that belong to this purpose and place alone."""
+        """Returns `count` 32-bit words that belong to this purpose and place alone."""
         return np.frombuffer(self._expanded(purpose, place, 4 * count), dtype="<u4")
 
     def stream(self, purpose: str, *place: int, count: int) -> bytes:
-        """The first `count` bytes of the cryptographic stream of this purpose and place alone."""
+        """Returns the first `count` bytes of the cryptographic stream of this purpose and place alone."""
         if ciphers is None:
             return self._expanded(purpose, place, count)
         cipher = ciphers.Cipher(
@@ -106,13 +106,13 @@ class Seed:
         return cipher.encryptor().update(bytes(count))  # type: ignore[no-any-return]
 
     def sampling_generator(self, purpose: str, *place: int) -> "np.random.Generator | SecureGenerator":
-        """The same as `generator`, unless the seed is secure: then it draws from the stream."""
+        """Returns `generator`, or for a secure seed one that draws from the cryptographic stream."""
         if self.secure:
             return SecureGenerator(lambda call, count: self.stream(purpose, *place, call, count=count))
         return self.generator(purpose, *place)
 
     def generator(self, purpose: str, *place: int) -> np.random.Generator:
-        """A NumPy generator that belongs to this purpose and place alone."""
+        """Returns a NumPy generator that belongs to this purpose and place alone."""
         words = self.words(purpose, *place, count=8)
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words.tolist())))
 
@@ -134,7 +134,7 @@ class SecureGenerator:
     """The three methods of a NumPy generator that sampling needs, on a cryptographic stream.
 
     Args:
-        stream: `stream(call, count)` gives the first bytes of the stream of a call: 0, 1, ...
+        stream: `stream(call, count)` returns the first bytes of the stream of a call: 0, 1, ...
     """
 
     def __init__(self, stream: Callable[[int, int], bytes]) -> None:
@@ -142,18 +142,18 @@ class SecureGenerator:
         self._calls = 0
 
     def random(self, size: int) -> np.ndarray:
-        """Uniform values, rounded up to multiples of 2^-53: `random < q` has at most probability q."""
+        """Draws uniform values, rounded up to multiples of 2^-53: `random < q` has at most probability q."""
         return ((self._words(size) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
     def permutation(self, n: int) -> np.ndarray:
-        """The numbers from 0 to n - 1 in an order of which each is as likely."""
+        """Draws a uniformly random order of the numbers from 0 to n - 1."""
         keys = self._words(n)
-        while len(np.unique(keys)) < n:  # sorting would prefer an order
+        while len(np.unique(keys)) < n:  # with equal keys, sorting would favour an order
             keys = self._words(n)
         return np.argsort(keys)
 
     def choice(self, values: np.ndarray, size: int, replace: bool) -> np.ndarray:
-        """A subset of this size, of which each is as likely."""
+        """Draws a uniformly random subset of this size."""
         if replace:
             raise ValueError("Expected replace=False.")
         chosen: np.ndarray = values[self.permutation(len(values))[:size]]
@@ -166,7 +166,7 @@ class SecureGenerator:
 
 @contextlib.contextmanager
 def global_randomness(state: int) -> Iterator[None]:
-    """Torch's, NumPy's and Python's global generators in a fixed state; afterwards they are as they were."""
+    """Seeds torch's, NumPy's and Python's global generators, and restores them afterwards."""
     before = random.getstate(), np.random.get_state(legacy=False)
     try:
         with torch_randomness(state):
@@ -180,13 +180,13 @@ def global_randomness(state: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def torch_randomness(state: int) -> Iterator[None]:
-    """Torch's global generator in a fixed state; afterwards it is as it was."""
+    """Seeds torch's global generator, and restores it afterwards."""
     if _has_accelerator():
         with torch.random.fork_rng():
             torch.manual_seed(state)
             yield
         return
-    # The same without a look for devices, which takes as long as the noise of a small model.
+    # The same without looking for devices, which takes as long as the noise of a small model.
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(state)
     try:
@@ -211,7 +211,7 @@ GENERATORS = (
 
 
 def generator_state(generator: Any) -> bytes:
-    """Where a random generator is, as bytes that compare."""
+    """Returns the state of a random generator, as bytes."""
     if isinstance(generator, random.Random):
         system = isinstance(generator, random.SystemRandom)
         return b"" if system else pickle.dumps(generator.getstate())
@@ -223,7 +223,7 @@ def generator_state(generator: Any) -> bytes:
 
 
 def set_generator_state(generator: Any, state: bytes) -> None:
-    """Puts a random generator where it was when `generator_state` gave this."""
+    """Restores a state that `generator_state` returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     elif state:
@@ -237,13 +237,13 @@ def set_generator_state(generator: Any, state: bytes) -> None:
 
 
 def global_generators() -> list[Any]:
-    """Python's, NumPy's and torch's global generators."""
-    hidden = random._inst  # whose methods the functions of random are
+    """Returns Python's, NumPy's and torch's global generators."""
+    hidden = random._inst  # its methods are the functions of random
     return [hidden, np.random.mtrand._rand, torch.default_generator]
 
 
 def seed_python_from_torch() -> None:
-    """Seeds Python's and NumPy's global generators by the state of torch's."""
+    """Seeds Python's and NumPy's global generators from the state of torch's."""
     seed = zlib.crc32(bytes(torch.get_rng_state().numpy()))
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises with the argument's name, its value and what was expected."""
+"""Checks arguments. Each check raises with the argument's name, its value and what was expected."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ LEAST_NOISE_MULTIPLIER = 0.02
 """With less noise one release without sampling costs an epsilon above 1000, at any delta up to 0.999999."""
 
 LARGEST_NOISE_MULTIPLIER = 2.0**20
-"""More noise than that leaves nothing of a sum of gradients."""
+"""Stronger noise leaves nothing of a sum of gradients."""
 
 LEAST_DELTA = 1e-100
-"""Below, the normal distribution's tails come near the smallest numbers that float64 has."""
+"""Below it, the normal distribution's tails approach the smallest float64 numbers."""
 
 
 def noise_multiplier(**values: float) -> None:

@@ -1,4 +1,4 @@
-r"""The only clipping: to the unit ball of a geometry."""
+r"""Clips gradients to the unit ball of a geometry. There is no other clipping."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _LARGEST_NORM = 8e37
 
 
 def clip_weights(norms: Tensor) -> Tensor:
-    r"""The factor :math:`1/\max(1, \|u\|)` of each example, from its whitened norm.
+    r"""Computes the factor :math:`1/\max(1, \|u\|)` of each example from its whitened norm.
 
     Guarantee:
         | norm | weight |
@@ -35,7 +35,7 @@ def clip_weights(norms: Tensor) -> Tensor:
 
 
 def clipped_sum(gradients: Engine | Mapping[Tensor, Tensor], geometry: Geometry) -> dict[Tensor, Tensor]:
-    r"""Sum of the examples' gradients, whitened and clipped to the unit ball.
+    r"""Sums the examples' gradients, whitened and clipped to the unit ball.
 
     .. math:: \sum_i \frac{u_i}{\max(1, \|u_i\|)}, \qquad u_i = (g_i - c)/s.
 

@@ -1,4 +1,4 @@
-"""The error classes of our own, and a warning.
+"""Defines the error classes and the warning of the package.
 
 Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`.
 """
@@ -7,16 +7,16 @@ Values out of range raise `ValueError`, objects of the wrong kind raise `TypeErr
 class UnsupportedError(ValueError):
     """A model, loss, engine or data set for which the guarantee cannot be kept.
 
-    It is well-formed, but would make the private gradient wrong, so that it is refused.
+    It is well-formed, but would make the private gradient wrong, so it is refused.
     """
 
 
 class BudgetError(RuntimeError):
-    """A release that the privacy budget does not pay for, so that it is not made."""
+    """A release that would exceed the privacy budget, so it is not made."""
 
 
 class DistributedError(RuntimeError):
-    """The ranks of a data-parallel run cannot go on together: one failed, has ended, or differs."""
+    """The ranks of a data-parallel run cannot go on together: one failed, ended, or differs."""
 
 
 class SlowEngineWarning(UserWarning):

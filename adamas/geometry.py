@@ -67,21 +67,21 @@ class Geometry:
 
     @classmethod
     def ball(cls, params: Iterable[Tensor], radius: float = 1.0) -> "Geometry":
-        """The ball of this radius around 0 over all parameters together: flat clipping."""
+        """Returns the ball of this radius around 0 over all parameters together: flat clipping."""
         return cls(center=None, scale=dict.fromkeys(params, float(radius)))
 
     def scaled(self, factor: float) -> "Geometry":
-        """The same centre, with the scale multiplied by a number (a clip norm)."""
+        """Returns the same centre, with the scale multiplied by a number (a clip norm)."""
         if factor == 1.0:
             return self
         return Geometry(self.center, {p: s * factor for p, s in self.scale.items()})
 
     def center_of(self, p: Tensor) -> Value | None:
-        """The centre of one parameter, or None for 0."""
+        """Returns the centre of one parameter; None for 0."""
         return None if self.center is None else self.center.get(p)
 
     def center_square(self, p: Tensor) -> float:
-        """`|c/s|^2` of one parameter, computed once."""
+        """Returns `|c/s|^2` of one parameter, computed once."""
         known = self._center_squares
         if p not in known:
             c = self.center_of(p)
@@ -92,16 +92,16 @@ class Geometry:
         return known[p]
 
     def least_scale(self, p: Tensor) -> float:
-        """The smallest scale of a coordinate of one parameter."""
+        """Returns the smallest scale of a coordinate of one parameter."""
         return self._least_scales[p]
 
     def whiten(self, p: Tensor, gradients: Tensor) -> Tensor:
-        """`(g - c) / s` for one gradient of `p`, or for many along leading axes."""
+        """Computes `(g - c) / s` for one gradient of `p`, or for many along leading axes."""
         c = self.center_of(p)
         return gradients / self.scale[p] if c is None else (gradients - c).div_(self.scale[p])
 
     def squared_norms(self, p: Tensor, gradients: Tensor) -> Tensor:
-        """`|(g - c)/s|^2` of some gradients of `p`, along the first axis, in float64."""
+        """Computes `|(g - c)/s|^2` of gradients of `p`, stacked along the first axis, in float64."""
         c, s = self.center_of(p), self.scale[p]
         if c is None and not isinstance(s, Tensor):  # a number divides the norm, not every coordinate
             squares = squared_norms(gradients)
@@ -111,7 +111,7 @@ class Geometry:
         return squared_norms(self.whiten(p, gradients))
 
     def unwhiten(self, p: Tensor, whitened: Tensor) -> Tensor:
-        """`c + s u`, the inverse of `whiten`."""
+        """Computes `c + s u`, the inverse of `whiten`."""
         c = self.center_of(p)
         spread = whitened * self.scale[p]
         return spread if c is None else spread + c

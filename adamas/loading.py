@@ -1,8 +1,8 @@
-"""From a map-style data set to logical batches, loaded in micro-batches, by worker processes if wanted.
+"""Loads logical batches from a map-style data set, in micro-batches, optionally by worker processes.
 
 While a micro-batch is loaded, torch's, NumPy's and Python's global generators are seeded by the run's seed,
-the step and the micro-batch. So augmentation is the same in this process and in any worker, and again in a
-run that is resumed.
+the step and the micro-batch. So augmentation is the same in this process, in any worker, and in a resumed
+run.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ from adamas.sampling import Draw, Sampler
 class Batch:
     """One logical batch, as a sampler drew it: the ticket for a recorded release.
 
-    Iterating loads its micro-batches one after the other, each with the number of padding rows at its
-    end. How many examples it holds is private under Poisson sampling.
+    Iterating loads its micro-batches one after another, each with the number of padding rows at its end.
+    How many examples it holds is private under Poisson sampling.
     """
 
     def __init__(self, step: int, draw: Draw, loader: "Loader", loaded: Iterator[Any] | None) -> None:
@@ -42,7 +42,7 @@ class Batch:
         return ((micro.data, micro.padding) for micro in self.micro_batches())
 
     def micro_batches(self) -> Iterator["MicroBatch"]:
-        """The same, with the lengths of rows that are padded to that of the longest one."""
+        """Loads the micro-batches, with the lengths of padded rows."""
         for position, (indices, padding) in enumerate(self._chunks):
             if self._loaded is not None and position == len(self._chunks) - self._unread:
                 self._unread -= 1
@@ -54,7 +54,7 @@ class Batch:
             yield MicroBatch(self.loader.check(data, indices), padding, sizes)
 
     def discard(self) -> None:
-        """Takes what the workers have loaded for this batch and nobody read."""
+        """Discards what the workers have loaded for this batch and was not read."""
         while self._unread:
             assert self._loaded is not None
             self._unread -= 1
@@ -66,7 +66,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         data: The examples, collated.
-        padding: How many rows at its end are no examples of the draw.
+        padding: How many rows at its end are padding, and not examples of the draw.
         sizes: The shapes of rows without padding, where collate_fn pads them.
     """
 
@@ -82,11 +82,11 @@ class Loader:
         dataset: Anything with `__len__` and `__getitem__`.
         sampler: Draws the indices of each step.
         collate_fn: Joins examples into a batch of batch-first tensors; torch's default if None.
-        micro_batch_size: Most examples in memory at a time; all of the batch if None.
+        micro_batch_size: Maximum examples in memory at once; the whole batch if None.
         num_workers: Worker processes that load ahead; 0 loads in this process.
-        device: Where the tensors go.
-        rank: Which share of a draw is loaded, of a data-parallel run.
-        world_size: How many shares there are.
+        device: The device to move tensors to.
+        rank: In a data-parallel run, which share of a draw is loaded.
+        world_size: In a data-parallel run, the number of shares.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Loader:
         self._apart: Apart | None = None
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
-        """The logical batches of steps `first` to `end` - 1; leaving early leaves nothing behind."""
+        """Yields the logical batches of steps `first` to `end` - 1. The caller may stop early."""
         loaded = self._prefetch(first, end) if self.num_workers else None
         for step in range(first, end):
             batch = Batch(step, self.draw(step), self, loaded)
@@ -124,12 +124,12 @@ class Loader:
             batch.discard()
 
     def draw(self, step: int) -> Draw:
-        """What this process loads of the draw of a step."""
+        """Returns the part of a step's draw that this process loads."""
         draw = self.sampler.indices(step)
         return draw if self.world_size == 1 else draw.dealt(self.rank, self.world_size)
 
     def chunks(self, draw: Draw) -> list[tuple[np.ndarray, int]]:
-        """The indices of each micro-batch, with its number of padding rows."""
+        """Returns the indices of each micro-batch, with its number of padding rows."""
         n = len(draw.indices)
         size = self.micro_batch_size or max(1, n)
         real = n - draw.padding
@@ -141,30 +141,30 @@ class Loader:
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
-            return list(self.dataset[torch.from_numpy(indices)])  # what default_collate makes, in one go
+            return list(self.dataset[torch.from_numpy(indices)])  # the same as default_collate, at once
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
     def load(self, indices: np.ndarray, state: int) -> Any:
-        """Loads a micro-batch with generators that start at a state.
+        """Loads a micro-batch with the global generators seeded by `state`.
 
-        What a collate_fn of the user's does is looked at: see `adamas._guards.collate.Apart`.
+        A collate_fn of the user is checked: see `adamas._guards.collate.Apart`.
         """
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return self.fetch(indices)
         return _Seeded(self.dataset, self._collate()).__getitems__([state, *indices.tolist()])
 
     def state_of(self, step: int, position: int) -> int:
-        """Returns where the global generators start for a micro-batch of a step."""
+        """Returns the seed of the global generators for a micro-batch of a step."""
         words = self.sampler.seed.words("loading", step, position, *rank_place(self.rank), count=1)
         return int(words[0])
 
     def check(self, data: Any, indices: np.ndarray) -> Any:
-        """Moves a micro-batch to the device, after a look at its length."""
+        """Checks the length of a micro-batch, and moves it to the device."""
         check_rows(data, len(indices))
         return data if self.device is None else map_tensors(lambda x: x.to(self.device), data)
 
     def compared(self) -> Apart | None:
-        """The collate_fn, with a look at each batch; None for torch's."""
+        """Returns the user's collate_fn, which compares each batch; None for torch's."""
         if not self.compares or self.collate_fn is None or not is_own(self.collate_fn):
             return None
         if self._apart is None or self._apart.collate is not self.collate_fn:
@@ -188,7 +188,7 @@ class Loader:
 
 
 class _SeededLists:
-    """For each micro-batch of a range of steps, where the generators start and then its indices."""
+    """Yields, for each micro-batch of a range of steps, the seed of the generators and then its indices."""
 
     def __init__(self, loader: Loader, first: int, end: int) -> None:
         self._loader, self._first, self._end = loader, first, end
@@ -200,9 +200,9 @@ class _SeededLists:
 
 
 class _Seeded(Dataset[Any]):
-    """A data set whose micro-batches are loaded and collated at once, by workers or in this process.
+    """A data set whose items are whole micro-batches, loaded and collated, by workers or in this process.
 
-    The examples are asked for one by one, also where the data set could make several.
+    The examples are read one by one, even if the data set could return several.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
@@ -222,11 +222,11 @@ def _as_it_is(data: Any) -> Any:
 
 
 def dataset_length(dataset: object) -> int:
-    """The number of examples, or an error that says why it is needed."""
+    """Returns the number of examples; raises if the data set cannot be sampled."""
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             "Expected a map-style data set, got an IterableDataset: a stream cannot be sampled at random, "
-            "so nothing could be said about a record's chance to take part. Load it into a data set with "
+            "so a record's chance to take part is not known. Load it into a data set with "
             "__getitem__ and __len__."
         )
     if isinstance(dataset, DataLoader):

@@ -1,4 +1,4 @@
-"""The only randomness of a release: standard Gaussian values from one seed, drawn on all cores."""
+"""Draws the only randomness of a release: standard Gaussian values from one seed, on all cores."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,23 +15,23 @@ from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
 from adamas.geometry import Geometry, Value
 
-# Values that a thread draws at a time: enough to be worth the call, few enough to spread evenly.
+# Values that a thread draws at a time: enough to pay for the call, few enough to spread evenly.
 _BLOCK = 1 << 16
-# Places for a block's values beyond the tail's beginning; on average there are 0.04.
+# Room for the values of a block in the tail; on average there are 0.04.
 _FAR = 64
 
 
 class Noise(Protocol):
-    """What the door needs of a kind of noise.
+    """The interface of a kind of noise.
 
     Attributes:
-        name: As `make_private(noise=...)` takes it.
+        name: Its name for `make_private(noise=...)`.
         words: What a privacy statement says about it.
-        exact: Whether what is added is exactly Gaussian, so that rounding of the sums themselves counts
-            against the sensitivity.
-        variance_factor: The variance of what is added, relative to that of the Gaussian values.
-        seed: Where it comes from.
-        draws: How many draws there were.
+        exact: Whether the noise is exactly Gaussian, so that rounding of the sums themselves counts against
+            the sensitivity.
+        variance_factor: The variance of the noise, relative to that of the Gaussian values.
+        seed: The seed of all draws.
+        draws: How many draws were made.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Noise(Protocol):
     def identify(self, values: Iterable[Tensor | float]) -> bytes:
         """Names the next draw together with what it will hide; empty if it is never drawn again.
 
-        The name shows nothing of the values to whoever does not know the seed.
+        Without the seed, the name reveals nothing about the values.
         """
 
     def release_(
@@ -56,19 +56,19 @@ class Noise(Protocol):
         share: float,
         key: tuple[int, ...] = (),
     ) -> None:
-        """Replaces a sum by its release, in place and by one draw: `c + (g - share c) + s std xi`.
+        """Replaces a sum with its release, in place and by one draw: `c + (g - share c) + s std xi`.
 
         Args:
             flat: The sum, private until now.
-            parts: The part of it that belongs to each parameter.
+            parts: The view of it that belongs to each parameter.
             geometry: Centre `c` and scale `s`.
             std: The standard deviation in units of the scale, above 0.
-            share: The factor of the centre that the sum has already, private.
+            share: The factor of the centre that the sum already contains; private.
             key: Numbers that, with the draw counter, belong to this release alone.
         """
 
     def skip(self) -> None:
-        """Moves on by one draw, which another process makes."""
+        """Skips one draw, which another process makes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the stream; it names no seed."""
@@ -86,9 +86,9 @@ class GaussianNoise:
 
     The first draw compiles a kernel, in a few seconds and once per installation.
 
-    The values are made of the stream of a cipher (`_numerics.normals`), so that none tells anything about
-    others. But they are floating-point numbers, added in floating-point arithmetic: right for research, and
-    open to the attacks on last bits that `adamas.secure_noise` withstands.
+    The values come from the stream of a cipher (`_numerics.normals`), so that none reveals anything about the
+    others. But they are floating-point numbers, added in floating-point arithmetic: fit for research, and
+    open to the floating-point attacks that `adamas.secure_noise` withstands.
 
     Example:
         >>> from adamas.noise import GaussianNoise
@@ -210,7 +210,7 @@ class _Scales:
             start += part.numel()
 
     def times(self, std: float, place: int, count: int) -> np.ndarray:
-        """Multiplies `count` scales from a place on by a number."""
+        """Returns `count` scales from a place on, times a number."""
         result = np.empty(count, dtype=self._dtype)
         for start, stop, scale in self._each:
             first, last = max(start, place), min(stop, place + count)
@@ -221,12 +221,12 @@ class _Scales:
 
 
 def _on_cpu(t: Tensor) -> bool:
-    """Tells whether values are drawn in the memory of a tensor, and not copied there."""
+    """Tells whether values are drawn directly into the memory of a tensor."""
     return t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64)
 
 
 def refuse_copy(seed: Seed) -> None:
-    """Raises for noise with a secret seed, whose copy would draw the same values for other sums."""
+    """Raises if the seed is secret: a copy of the noise would draw the same values for other sums."""
     if seed.given is None:
         raise TypeError(
             "Noise with a secret seed cannot be copied: the copy would repeat it. Make a new run."
@@ -248,7 +248,7 @@ def _add(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, 
 
 
 def _add64(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:
-    """The same in float64."""
+    """Does the same in float64."""
     size = _normals.GROUP64
     first, groups = block * (_BLOCK // size), -(-len(out) // size)
     if _normals_kernel.available():
@@ -262,7 +262,7 @@ def _add64(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int
 def _add_tail(
     out: np.ndarray, std: float | np.ndarray, far: np.ndarray, generator: np.random.Generator
 ) -> None:
-    """Adds values beyond the tail's beginning, from the exact tail of the normal density, at some places."""
+    """Adds values from the exact tail of the normal density, at some places."""
     for place in far.tolist():
         while True:  # Marsaglia (1964): exponential in the square, then accepted
             u, v = 1.0 - generator.random(2)

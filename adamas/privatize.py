@@ -23,24 +23,24 @@ from adamas.geometry import Geometry, Value
 from adamas.noise import Noise, add_centre_
 from adamas.rules.base import Rule
 
-# Examples are summed around 0, and the centre is subtracted from the sum. In float32 that can add to the
-# sensitivity: at most 7e-8 for each example of a batch and each scale that the centre is long, in
-# measurements where all examples are at the centre. The ball is made smaller by more.
+# Examples are summed around 0, and the centre is subtracted from the sum. In float32 this can add to the
+# sensitivity: at most 7e-8 for each example of a batch and each scale of the centre's length, measured with
+# all examples at the centre. The ball is made smaller by more than that.
 _ROUNDING = 1e-7
 _LARGEST_SLACK = 0.5
 
-# Sums over examples take weights in float32, where a smaller one loses digits and may become too large.
+# Sums over examples use weights in float32. A smaller weight loses digits and may become too large.
 _LEAST_WEIGHT = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class PrivateGradient:
-    """A noisy mean gradient, and how noisy it is: public once it was recorded.
+    """A noisy mean gradient and its noise variance. It is public once it is recorded.
 
     Attributes:
         mean: The private mean gradient of each parameter.
         noise_variance: The variance of the noise in it, `(s z / B)^2`, per parameter: one number, or one
-            per coordinate; with secure noise, that of its rounding is included.
+            per coordinate. With secure noise, the variance of its rounding is included.
 
     Example:
         >>> from adamas import PrivateGradient, rules
@@ -71,14 +71,14 @@ class PrivateGradient:
     def write_to(self, rule: torch.optim.Optimizer) -> None:
         """Hands the release to a rule: `p.grad` (not a copy), and the variance that its `step()` will use.
 
-        Any other `torch.optim` optimizer gets a copy in `p.grad` only, and cannot tell if it is changed.
+        Any other `torch.optim` optimizer only gets a copy in `p.grad`, and cannot notice a change to it.
         """
         if isinstance(rule, Rule):
             rule.receive(self.mean, self.noise_variance)
             return
         for group in rule.param_groups:
             for p in group["params"]:
-                # torch steps on any gradient that it finds, also on an old one of a frozen parameter.
+                # torch steps on any gradient that it finds, even on an old one of a frozen parameter.
                 p.grad = self.mean[p].to(p.dtype, copy=True) if p in self.mean else None
 
 
@@ -98,8 +98,8 @@ def privatize(
     """Clips, sums, charges, adds noise.
 
     Args:
-        engines: One per micro-batch of one logical batch, none for an empty one, each with the number
-            of its last examples that are padding and must not count.
+        engines: One per micro-batch of one logical batch, none for an empty batch. Each comes with the
+            number of its last examples that are padding, and do not count.
         geometry: Centre and scale; its scale carries the clip norm.
         noise_multiplier: Standard deviation of the noise on the whitened sum, whose sensitivity is 1.
         expected_batch_size: The divisor. It does not depend on the batch.
@@ -107,12 +107,12 @@ def privatize(
         charge: Charges the release, and returns the key of its noise. It is called once, after the last look
             at the data and before the first noise is drawn; if it raises, nothing is released. Its argument
             is a function that names what will be released (`Noise.identify`); all ranks call it or none.
-        absolute: Release the absolute value of each coordinate of the sum, before the noise. It moves by no
-            more than the coordinate does, so the sensitivity is the same.
-        raw: Gets a copy of what is released, before the noise, after `charge`, which must account for it as
-            a release of multiplier 0. For teaching: nothing about such a step is private.
+        absolute: Replace each coordinate of the sum with its absolute value before adding noise. It moves
+            by no more than the coordinate does, so the sensitivity is the same.
+        raw: Called after `charge` with a copy of the mean without noise. `charge` must account for it as a
+            release of multiplier 0. For teaching: nothing about such a step is private.
         ranks: The processes whose engines together make up the logical batch; each of them calls this.
-        place: Where the run is, for an error of a rank that is elsewhere.
+        place: Where the run is, for the error message if a rank is elsewhere.
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
@@ -127,7 +127,7 @@ def privatize(
         s == math.inf for s in geometry.scale.values() if not isinstance(s, Tensor)
     ):
         raise ValueError(
-            "Expected a geometry with a finite scale: noise cannot hide a gradient of any length."
+            "Expected a geometry with a finite scale: noise cannot hide a gradient of unbounded length."
         )
     if absolute and geometry.center:
         raise ValueError("Expected absolute=False for a geometry with a centre.")
@@ -167,7 +167,7 @@ def privatize(
         identity = noise.identify([std, share, *geometry.scale.values(), *centres, *sums])
         if ranks is None or not identity:
             return identity
-        return ranks.from_writer(identity)  # only there is the sum
+        return ranks.from_writer(identity)  # only rank 0 holds the sum
 
     key = charge(identify)
     if raw is not None:
@@ -194,7 +194,7 @@ def privatize(
 
 
 def _fingerprint(geometry: Geometry) -> str:
-    """A name for the values of the parameters and their geometry."""
+    """Computes a digest of the values of the parameters and their geometry."""
     centre = geometry.center or {}
     return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, centre.get(p)))
 
@@ -221,7 +221,7 @@ def _rounding_slack(geometry: Geometry, batch_size: float, *, exact: bool) -> fl
 
 
 def _buffers(geometry: Geometry) -> tuple[list[tuple[Tensor, list[Tensor]]], dict[Tensor, Tensor]]:
-    """One buffer per number type and device with its parameters, and its view for each parameter."""
+    """Makes one buffer per number type and device, with its parameters, and a view for each parameter."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for p in geometry.scale:
         groups.setdefault((accumulation_dtype(p.dtype), p.device), []).append(p)

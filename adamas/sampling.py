@@ -1,8 +1,8 @@
-"""Which examples take part in a step, and what that choice is worth to privacy.
+"""Chooses the examples of each step, and states what that choice is worth to privacy.
 
-A sampler is public settings and a secret seed. `indices(step)` is a pure function of them, so a position
-is a step number, and a resumed run draws what the uninterrupted one would have drawn. The sampler that
-draws a batch is also the object that states its event: sampling and accounting cannot disagree.
+A sampler has public settings and a secret seed. `indices(step)` is a pure function of them, so a position is
+a step number, and a resumed run draws what the uninterrupted one would have drawn. The sampler that draws a
+batch also states its event: sampling and accounting cannot disagree.
 
     poisson             each example joins each batch independently, with probability batch_size/N
     truncated-poisson   the same, cut at random to a largest size and padded to it: one shape
@@ -29,14 +29,14 @@ class Draw:
 
     Attributes:
         indices: Places in the data set; padding repeats a place that exists.
-        padding: How many of the last indices are padding and must have no influence.
+        padding: How many of the last indices are padding, which must have no influence.
     """
 
     indices: np.ndarray
     padding: int = 0
 
     def dealt(self, rank: int, world_size: int) -> "Draw":
-        """The share of one rank: every `world_size`-th place, from `rank` on. All shares make up the draw.
+        """Returns one rank's share of the draw: every `world_size`-th place, from `rank` on.
 
         Example:
             >>> [Draw(np.array([3, 5, 8, 0]), padding=1).dealt(rank, 2) for rank in range(2)]
@@ -60,7 +60,7 @@ class Sampler(ABC):
 
     @property
     def dataset_size(self) -> int:
-        """Number of examples. Like all settings it stays: events of earlier batches are stated by it."""
+        """Number of examples. Like all settings it never changes: events of earlier batches depend on it."""
         return self._dataset_size
 
     @property
@@ -75,27 +75,27 @@ class Sampler(ABC):
 
     @property
     def rate(self) -> float:
-        """The share of the data set that a batch holds on average."""
+        """The share of the data set that a batch holds, on average."""
         return self.batch_size / self.dataset_size
 
     def steps_per_epoch(self) -> int:
-        """Batches that make up one pass over the data, on average."""
+        """Returns the number of batches in one pass over the data, on average."""
         return -(-self.dataset_size // self.batch_size)
 
     @abstractmethod
     def indices(self, step: int) -> Draw:
-        """The examples of step 0, 1, ..."""
+        """Draws the examples of step 0, 1, ..."""
 
     def unit(self, step: int) -> int:
-        """The accounting unit of a step: releases of one unit make one event."""
+        """Returns the accounting unit of a step. All releases of one unit make one event."""
         return step
 
     @abstractmethod
     def event(self, releases: Mapping[int, Sequence[float]]) -> dp_accounting.DpEvent:
-        """The event of a whole unit: the noise multipliers released on each of its steps."""
+        """Returns the event of a whole unit, given the noise multipliers released on each of its steps."""
 
     def plan(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-        """The event of a run that makes one release on each of so many steps."""
+        """Returns the event of a run with one release on each step."""
         units = self.unit(steps - 1) + 1
         return dp_accounting.SelfComposedDpEvent(self.event({0: [noise_multiplier]}), units)
 
@@ -199,18 +199,18 @@ class Shuffled(Sampler):
         return Draw(order[place * self.batch_size : (place + 1) * self.batch_size])
 
     def unit(self, step: int) -> int:
-        """The epoch of a step."""
+        """Returns the epoch of a step."""
         return step // self.steps_per_epoch()
 
     def event(self, releases: Mapping[int, Sequence[float]]) -> dp_accounting.DpEvent:
-        """The costliest batch of the epoch stands for all: a record is in one of them."""
+        """Returns the event of the costliest batch of the epoch: a record is in only one of them."""
         return dp_accounting.GaussianDpEvent(
             min(joint_noise_multiplier(multipliers) for multipliers in releases.values())
         )
 
 
 def joint_noise_multiplier(multipliers: Sequence[float]) -> float:
-    r"""The multiplier of the one Gaussian that several on the same batch amount to.
+    r"""Returns the multiplier of the one Gaussian that several on the same batch amount to.
 
     .. math:: z = \left(\sum_k z_k^{-2}\right)^{-1/2}
 

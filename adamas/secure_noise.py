@@ -11,16 +11,16 @@ second. Here, with :math:`x` the whitened sum, :math:`z` the noise multiplier an
 .. math:: \text{release} = h \cdot \lfloor (x + z\,\xi)/h \rceil, \qquad h = 2^{-20} z.
 
 **Why it is private.** The bracket holds the ideal Gaussian mechanism, and rounding to a grid that is public
-is post-processing. So multiplier, sensitivity and every accountant's epsilon hold as they stand: nothing is
-added to delta, and `x` is not rounded by itself, which would have added to the sensitivity. Every release is
-a multiple of `h`, whatever the data.
+is post-processing. So multiplier, sensitivity and every accountant's epsilon hold as they stand. Nothing is
+added to delta. `x` is not rounded by itself, which would add to the sensitivity. Every release is a multiple
+of `h`, whatever the data.
 
 **How it is exact.** A pair of real normal values is a function (Box and Muller 1958) of two real uniform
 ones, infinite strings of random bits of which the first 64 are drawn. If all reals that begin with these
-bits, with room for the errors of float64, round to the same integer, that integer is the result: others
-cannot be. Otherwise, for 1 in 260,000 values, more bits are drawn and computed in decimal arithmetic with
-bounds on its errors, until one integer is left. This is the interval refining of Haney et al., on whole
-tensors.
+bits, with room for the errors of float64, round to the same integer, that integer is the result. Otherwise,
+for 1 in 260,000 values, more bits are drawn and computed in decimal arithmetic with bounds on its errors,
+until one integer is left (`adamas._numerics.exact_normals`). This is the interval refining of Haney et al.,
+on whole tensors.
 
 **What it rests on.** On float64's logarithm, sine and cosine being right to 2^-44 (they are to about 2^-52;
 compared with decimal arithmetic when the first noise is made), and on the stream (see `adamas._streams`)
@@ -52,21 +52,21 @@ Array: TypeAlias = np.ndarray
 _STEPS = 2.0**20
 GRID = 1 / _STEPS
 """The width of the grid, in standard deviations."""
-# Values that one stream serves. The work on a block stays in a core's cache, and torch does not split it.
+# Values from one stream. A block fits a core's cache, and torch does not split the work on it.
 _BLOCK = 1 << 15
-# What float64 may be wrong by, in grid steps. `_from_bits` has its bound; the functions may be 256 times as
-# wrong as they are said to be.
+# Bound on the error of float64, in grid steps: see `_from_bits`. It leaves room for functions that are 256
+# times as wrong as documented.
 _MARGIN = 2.0**-20
-# Radii of uniform values outside are computed exactly: below, the unseen bits matter, above, those that
-# float64 cannot hold beside a 1.
+# Radii of uniform values outside are computed exactly: below, the bits not drawn matter; above, those that
+# float64 cannot hold next to a 1.
 _LEAST, _MOST = 2.0**-20, 1 - 2.0**-20
 
 
 class SecureNoise:
     """Adds normal values exactly, on a grid, from a secret of the operating system.
 
-    There is no seed to give and none to save: `state_dict` holds a counter, and a resumed run has a new
-    secret. Work is done on the CPU by all threads; a tensor on another device is copied there and back.
+    It takes no seed and saves none: `state_dict` holds a counter, and a resumed run has a new secret. The
+    work is done on the CPU by all threads. A tensor on another device is copied there and back.
 
     Guarantee:
         `release_` and `round_` compute a function of the ideal Gaussian mechanism's output and of public
@@ -113,8 +113,8 @@ class SecureNoise:
     ) -> None:
         """See `Noise.release_`.
 
-        Centre, noise and grid come at once: a centre that is added later, times a private share, would move
-        the grid. The draw counter alone is the key: a secret seed has no second run.
+        Centre, noise and grid are applied together: a centre that is added later, times a private share,
+        would move the grid. The draw counter alone is the key: a secret seed has no second run.
         """
         scales = [geometry.scale[p] for p in parts]
         if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
@@ -132,7 +132,7 @@ class SecureNoise:
         center: Value | None = None,
         share: float = 0.0,
     ) -> Tensor:
-        r"""Replaces a sum by its release, in place.
+        r"""Replaces a sum with its release, in place.
 
         .. math:: g \leftarrow c + h \lfloor (g - a c + s\,\sigma\,\xi)/h \rceil, \qquad h = 2^{-20} s \sigma
 
@@ -198,7 +198,7 @@ class SecureNoise:
         share: float,
         place: tuple[int, ...],
     ) -> None:
-        """Releases one block: `step` is the grid's."""
+        """Releases one block. `step` is the width of the grid."""
         n = len(values)
         exact, whole = _thread.scratch[2:4, :n]
         np.copyto(exact, values)  # float64 from here on
@@ -206,16 +206,16 @@ class SecureNoise:
             exact -= center * share
         exact /= step
         np.rint(exact, out=whole)
-        offset = np.subtract(exact, whole, out=exact)  # without an error: it is a multiple of the last place
+        offset = np.subtract(exact, whole, out=exact)  # exact: it is a multiple of the last place
         whole += self._rounded(offset, place)
-        whole += 0.0  # the sign of -0 would tell on which side of it the sum was
+        whole += 0.0  # the sign of -0 would reveal the side of the sum
         whole *= step
         if center is not None:
             whole += center
         values[:] = whole
 
     def _rounded(self, offset: Array, place: tuple[int, ...]) -> Array:
-        """Returns the integers next to noise plus offset, in grid steps."""
+        """Rounds noise plus offset to integers, in grid steps."""
         n = len(offset)
         pairs = (n + 1) // 2
         bits = np.frombuffer(self.seed.stream("secure noise", *place, count=16 * pairs), dtype="<i8")
@@ -232,7 +232,7 @@ class SecureNoise:
         return rounded
 
     def _decided(self, bits: Array, i: int, offset: float, place: tuple[int, ...]) -> int:
-        """Returns the integer next to a noise and an offset, from as many more bits as that takes."""
+        """Rounds the noise at place `i` plus an offset, with as many more bits as that takes."""
         pairs = len(bits) // 2
         pair = i % pairs
 
@@ -245,7 +245,7 @@ class SecureNoise:
 
 
 def _flat(value: Value, like: Tensor) -> Array | float:
-    """A number, or a number for each place of a flat tensor."""
+    """Returns a number, or one for each place of a flat tensor."""
     if isinstance(value, Tensor) and value.dim():
         flat: Array = value.detach().expand(like.shape).reshape(-1).numpy()
         return flat
@@ -257,7 +257,7 @@ def _part(value: Array | float, place: slice) -> Array | float:
 
 
 def _from_bits(bits: Array) -> tuple[Array, Array]:
-    r"""Normal values in grid steps: cosines of all pairs, then sines; and the pairs that float64 cannot do.
+    r"""Computes normal values in grid steps, cosines then sines, and the pairs that float64 cannot decide.
 
     .. math:: \sqrt{-2 \ln a}\,(\cos \pi t, \sin \pi t), \qquad a = |b_1| / 2^{63}, \; t = b_2 / 2^{63}
 
@@ -296,7 +296,7 @@ NOISES: dict[str, type[GaussianNoise] | type[SecureNoise]] = {
 
 
 class _PerThread(threading.local):
-    """For each thread the numbers of a block."""
+    """Scratch memory for the numbers of a block, one for each thread."""
 
     def __init__(self) -> None:
         self.scratch = np.empty((5, _BLOCK))
@@ -307,7 +307,7 @@ _thread = _PerThread()
 
 @cache
 def _check_functions() -> None:
-    """Compares float64's logarithm, sine and cosine with decimal arithmetic, from end to end of their use."""
+    """Compares float64's logarithm, sine and cosine with decimal arithmetic, over the range in use."""
     rng = np.random.Generator(np.random.PCG64DXSM(0))
     bits = rng.integers(-(1 << 63), 1 << 63, size=128, dtype=np.int64)
     edges = [int(_LEAST * 2**WHOLE) + 1, int(_MOST * 2**WHOLE) - 1024, 1 << 62]
@@ -321,7 +321,7 @@ def _check_functions() -> None:
         assert width is not None
         with localcontext(Context()):
             error = abs(float(Decimal(value) - Decimal(_STEPS) * low))
-        if error > _MARGIN / 8 + _STEPS * float(width):  # the width is that of bits that were not drawn
+        if error > _MARGIN / 8 + _STEPS * float(width):  # the width comes from bits that were not drawn
             raise UnsupportedError(
                 f"torch {torch.__version__} computes logarithms, sines or cosines too inexactly on this "
                 "machine for noise='secure'. Use a version of torch that adamas supports (pyproject.toml)."

@@ -1,4 +1,4 @@
-"""Does a collate_fn keep the examples of a batch apart?"""
+"""Checks that a collate_fn keeps the examples of a batch apart."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,16 +29,16 @@ __all__ = [
 MOST_EXAMPLES = 256
 """How many examples `check_collate` should get at most, to stay cheap."""
 
-# Batches that are compared, each with a random state of its own: as many of all examples as of a quarter.
+# Batches that are compared, each with its own random state: half of them of all examples, half of a quarter.
 _BATCHES = 8
-# Random states in which one example alone must always give the same.
+# Random states in which one example alone must always give the same result.
 _STATES = 64
 
 _MIXED = (
-    "collate_fn mixes the examples of a batch: an example's row of {name} is another one when {case}, "
-    "so that no clipping bounds its influence. Let collate_fn stack the examples in "
+    "collate_fn mixes the examples of a batch: an example's row of {name} changes when {case}, "
+    "so no clipping bounds its influence. Let collate_fn stack the examples in "
     "their order, padded at the ends of axes by one constant value, and nothing else: no mixing, no repeated "
-    "rows, no statistics over the batch. What changes a single example belongs in the data set's __getitem__."
+    "rows, no statistics over the batch. Put changes of single examples into the data set's __getitem__."
 )
 _ALONE = "the example is alone in its batch"
 _BESIDE = "other examples are beside it, with the same random values"
@@ -47,16 +47,16 @@ Collate = Callable[[list[Any]], Any]
 
 
 class _Loads(Protocol):
-    """What is needed of a loader."""
+    """The part of a loader that the check needs."""
 
     dataset: Any
 
     def compared(self) -> "Apart | None":
-        """The collate_fn, with a look at each batch."""
+        """Returns the collate_fn, which compares each batch."""
 
 
 class Collated:
-    """A batch, or why it is refused, and how long its rows are without padding, where they are padded."""
+    """A batch or the reason for refusing it, and the lengths of its rows without padding."""
 
     __slots__ = ("_data", "_refusal", "sizes")
 
@@ -65,27 +65,27 @@ class Collated:
 
     @property
     def data(self) -> Any:
-        """The batch, for whoever reads it; a worker process must not raise."""
+        """The batch. A refusal is raised here, since a worker process must not raise."""
         if self._refusal is not None:
             raise self._refusal
         return self._data
 
 
 class Apart:
-    """A collate_fn of the user's, each batch of which is compared before anybody sees it.
+    """Wraps the user's collate_fn, and compares each batch before it is used.
 
-    - Each row must be, bit for bit, what collate_fn makes of its example alone, but for padding by one value
-      at the ends of axes, or at their starts.
-    - A collate_fn that is random for one example cannot be compared so. Half of the examples, another half
-      at each batch, are exchanged for others, under the same random values: the rows of the rest must not
-      change. That is seen only where the exchange leaves the number of draws as it is, and of examples that
-      are not the longest ones.
-    - Nothing that collate_fn reaches may change, but for random generators: it would carry one batch into
+    - Each row must be, bit for bit, what collate_fn makes of its example alone, except for padding by one
+      value at the ends of axes, or at their starts.
+    - A collate_fn that is random for one example cannot be compared like this. Instead half of the examples,
+      another half in each batch, are exchanged for others under the same random values: the rows of the rest
+      must not change. This check works only if the exchange keeps the number of draws, and it never
+      exchanges the longest examples.
+    - Nothing that collate_fn reaches may change, except random generators: it would carry one batch into
       the next, or into the loss.
 
     Args:
         collate: The collate_fn.
-        dataset: The data set, which may keep what it has read.
+        dataset: The data set, which may cache what it has read.
     """
 
     def __init__(self, collate: Collate, dataset: object = None) -> None:
@@ -100,7 +100,7 @@ class Apart:
         return vars(self) | {"_memory": None}
 
     def __call__(self, examples: list[Any]) -> Collated:
-        """Collates the examples, in a worker process if there are some."""
+        """Collates the examples, possibly in a worker process."""
         self._turn += 1
         try:
             return self.compare(examples, [self._turn % _bits(len(examples))])
@@ -108,14 +108,14 @@ class Apart:
             return Collated(None, {}, error)
 
     def compare(self, examples: list[Any], bits: Iterable[int]) -> Collated:
-        """Collates the examples, and compares.
+        """Collates the examples, and compares the rows.
 
         Args:
             examples: The examples.
-            bits: By which bits of a row's number the examples are halved, if collate_fn is random.
+            bits: The bits of a row's number by which the examples are halved, if collate_fn is random.
 
         Raises:
-            UnsupportedError: If a row depends on the other examples, or if something is left behind.
+            UnsupportedError: If a row depends on the other examples, or if collate_fn changes any state.
         """
         if self._memory is None or not self._memory.renew():
             roots = {"collate_fn": self.collate}
@@ -126,7 +126,7 @@ class Apart:
         try:
             check_rows(together, len(examples))
         except (UnsupportedError, ValueError):
-            return Collated(together, {})  # which nobody accepts
+            return Collated(together, {})  # refused later, by its rows
         after = [generator_state(generator) for generator in generators]
         self._check_memory()
         batches = [self._collated([example]) for example in examples] if len(examples) > 1 else [together]
@@ -154,8 +154,8 @@ class Apart:
         name = self._memory.change()
         if name is not None:
             raise UnsupportedError(
-                f"collate_fn changes {name!r}, by which a batch can reach the next one or the loss, where no "
-                "clipping bounds it. Remove the update; what is computed of the data belongs in the batch."
+                f"collate_fn changes {name!r}, which can carry a batch into the next one or into the loss, "
+                "where no clipping bounds it. Remove the update, and return computed values in the batch."
             )
 
     def _exchange(
@@ -168,7 +168,7 @@ class Apart:
         before: list[bytes],
         after: list[bytes],
     ) -> None:
-        """Exchanges half of the examples, and then the other half, and looks at the rows of the rest."""
+        """Exchanges half of the examples, then the other half, and compares the rows of the rest."""
         longest = _longest(alone)
         for side in (0, 1):
             kept = [i for i in range(len(examples)) if i >> bit & 1 == side]
@@ -181,7 +181,7 @@ class Apart:
             _set_states(generators, before)
             beside = self._collated(others)
             if [generator_state(generator) for generator in generators] != after:
-                continue  # other random values, by examples that draw more or fewer of them
+                continue  # the others draw more or fewer random values
             rows, theirs = dict(named_tensors(together)), dict(named_tensors(beside))
             shapes = [{name: x.shape for name, x in tensors.items()} for tensors in (rows, theirs)]
             if shapes[0] != shapes[1]:
@@ -194,12 +194,12 @@ class Apart:
 def check_collate(loader: _Loads, indices: Sequence[int]) -> None:
     """Raises if the loader's collate_fn mixes or repeats examples.
 
-    The same as `Apart` does with each batch, on several batches, each with a random state of its own, and of
-    a random collate_fn with enough halves to exchange each example while any other one stays.
+    It compares as `Apart` does, on several batches, each with its own random state. For a random collate_fn
+    it uses enough halves to exchange each example while any other one stays.
 
     Args:
         loader: The loader of a run.
-        indices: The examples of the batch that is looked at.
+        indices: The examples of the batch that is checked.
 
     Raises:
         UnsupportedError: If a row depends on the other examples.
@@ -216,17 +216,17 @@ def check_collate(loader: _Loads, indices: Sequence[int]) -> None:
 
 
 def _bits(n: int) -> int:
-    """How many bits tell rows apart."""
+    """Returns how many bits tell rows apart."""
     return max(1, (n - 1).bit_length())
 
 
 def is_own(collate: Collate | None) -> bool:
-    """Whether a collate_fn is the user's, of which nothing is known."""
+    """Tells whether a collate_fn is the user's own."""
     return collate is not None and collate is not default_collate
 
 
 def _longest(alone: list[dict[str, Any]]) -> set[int]:
-    """The examples that decide how long a batch is, along each axis of each part."""
+    """Finds the examples that decide how long a batch is, along each axis of each part."""
     found: set[int] = set()
     parts = [[x.shape[1:] for x in leaves.values() if isinstance(x, Tensor)] for leaves in alone]
     for shapes in zip(*parts, strict=False):
@@ -242,7 +242,7 @@ def _set_states(generators: list[Any], states: list[bytes]) -> None:
 
 
 def _is_random(collate: Collate, example: Any) -> bool:
-    """Whether collate_fn makes different batches of one example."""
+    """Tells whether collate_fn makes different batches of one example."""
     apart = Apart(collate)
 
     def collated(state: int) -> Any:
@@ -257,7 +257,7 @@ def _is_random(collate: Collate, example: Any) -> bool:
 def _differences(
     together: Any, alone: list[dict[str, Any]], pads: dict[str, Padding]
 ) -> Iterator[tuple[int, str]]:
-    """Rows of the batch that are not those of the examples alone, and the names of the parts."""
+    """Yields rows of the batch that differ from those of the examples alone, with the names of the parts."""
     rows = dict(named_leaves(together))
     for name in dict.fromkeys(name for leaves in (rows, *alone) for name in leaves):
         a, parts = rows.get(name), [leaves.get(name) for leaves in alone]

@@ -1,4 +1,4 @@
-"""Containers and tensors as they were at one moment: whether they changed, and how to put them back."""
+"""Keeps containers and tensors as they are, to tell whether they change and to put them back."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Up to this many numbers a tensor is copied; of a longer one so many are looked at, others at each turn.
+# A tensor of up to _WHOLE numbers is copied. Of a longer one _SAMPLE are compared, others at each turn.
 _WHOLE = 16384
 _SAMPLE = 256
 # A longer frozen parameter is never copied: it may be most of the memory.
 _LONGEST_COPY = 1 << 20
-# Items of a list or mapping that are looked at, and how many of them may be inside one another.
+# Items of a list or mapping that are compared, and how deep they may be nested.
 _ITEMS, _DEPTH = 1000, 4
 
 CONTAINERS = (list, tuple, deque, dict)
@@ -29,7 +29,7 @@ _NO_PLAIN_MEMORY = (RuntimeError, NotImplementedError, TypeError)  # what some k
 
 
 class Holder:
-    """A mapping or list, and the objects that it held."""
+    """A mapping or list, and the objects in it."""
 
     __slots__ = ("_brackets", "_hidden", "_holder", "_length", "_path", "_values", "kind")
 
@@ -48,11 +48,11 @@ class Holder:
         self._values = {key: value for key, value in items_of(holder) if key not in hidden} if holder else {}
 
     def name_of(self, key: Any) -> str:
-        """The expression that reaches an item."""
+        """Returns the expression that reaches an item."""
         return f"{self._path}[{key!r}]" if self._brackets else f"{self._path}{key}"
 
     def is_same(self) -> bool:
-        """Whether it holds the same objects."""
+        """Tells whether it holds the same objects."""
         holder, values = self._holder, self._values
         if len(holder) != self._length or not self._length:
             return len(holder) == self._length
@@ -62,7 +62,7 @@ class Holder:
             return False
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Key, old and new object where they are not the same."""
+        """Yields key, old and new object where they are not the same."""
         values, items = self._values, dict(items_of(self._holder))
         if len(self._holder) > max(self._length, _ITEMS):  # what was added to a long one
             items[len(self._holder) - 1] = next(reversed(_values(self._holder)))
@@ -72,7 +72,7 @@ class Holder:
                 yield key, old, new
 
     def restore(self, *, everything: bool) -> None:
-        """Puts back the objects that were exchanged: all, or those that may carry data."""
+        """Puts back objects that were exchanged: all of them, or those that may carry data."""
         changed = [(key, old) for key, old, new in self.changes() if everything or differs(old, new)]
         if isinstance(self._holder, dict):
             for key, old in changed:
@@ -86,7 +86,7 @@ class Holder:
 
 
 class KeptTensor:
-    """A tensor, and enough of its values to see a change."""
+    """A tensor, and enough of its values to notice a change."""
 
     __slots__ = (
         *("_array", "_bits", "_copy", "_data", "_part", "_place", "_step", "_tensor", "_version"),
@@ -97,7 +97,9 @@ class KeptTensor:
         self.kind, self.path, self._tensor = kind, path, tensor
         self._data: Tensor | None = None
         self._bits: Tensor | None = None
-        self._array: np.ndarray | None = None  # the same memory, which NumPy reads in a fraction of the time
+        self._array: np.ndarray | None = (
+            None  # the same memory, for NumPy, which reads it several times as fast
+        )
         self._place = self._step = 0
         with suppress(*_NO_PLAIN_MEMORY):
             self._place = tensor.data_ptr()
@@ -113,7 +115,7 @@ class KeptTensor:
         self._version = _version(tensor)
 
     def renew(self, turn: int) -> bool:
-        """Takes the values of this moment; False if the tensor has other memory than before."""
+        """Keeps the current values; False if the tensor has other memory than before."""
         if self._is_elsewhere():
             return False
         self._version = _version(self._tensor)
@@ -124,7 +126,7 @@ class KeptTensor:
         return True
 
     def is_changed(self) -> bool:
-        """Whether it has other values, or may have where only some are known."""
+        """Tells whether its values have changed, or may have where only some are kept."""
         if self._is_elsewhere():
             return True
         if self._part is None or self._copy is None:
@@ -136,7 +138,7 @@ class KeptTensor:
         return bool(self._part.tobytes() != self._copy)
 
     def restore(self) -> None:
-        """Puts back the memory, and the values if all are known."""
+        """Puts back the memory, and the values if all were kept."""
         with suppress(*_NO_PLAIN_MEMORY):  # the memory of vmap's tensors cannot be exchanged
             if self._data is not None and self._tensor.data_ptr() != self._place:
                 self._tensor.data = self._data
@@ -154,7 +156,7 @@ class KeptTensor:
 
 
 def _bits(data: Tensor) -> Tensor | None:
-    """A flat view of a tensor's memory as integers, which compare as values that are no numbers do not."""
+    """Returns a flat view of a tensor's memory as integers, so that NaN compares, too."""
     if data.layout is not torch.strided or data.is_quantized or data.is_meta or data.is_conj():
         return None
     if not data.is_contiguous():  # channels last, transposed: contiguous in another order of the axes
@@ -166,12 +168,12 @@ def _bits(data: Tensor) -> Tensor | None:
 
 
 def _version(tensor: Tensor) -> int:
-    """Torch's count of the changes in place; tensors of inference mode have none."""
+    """Returns torch's count of in-place changes; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def items_of(holder: Any) -> Iterable[tuple[Any, Any]]:
-    """The first items of a mapping or list with their keys."""
+    """Returns the first items of a mapping or list with their keys."""
     items = holder.items() if isinstance(holder, dict) else enumerate(holder)
     return islice(items, _ITEMS)
 
@@ -181,7 +183,7 @@ def _values(holder: Any) -> Any:
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """A tensor, or an array's memory as one; None for anything else."""
+    """Returns a tensor, or an array's memory as one; None for anything else."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray) and value.flags.writeable:
@@ -191,7 +193,7 @@ def as_tensor(value: Any) -> Tensor | None:
 
 
 def copied(value: Any, depth: int = _DEPTH) -> Any:
-    """The value with copies of its tensors and containers."""
+    """Copies a value with its tensors and containers."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -204,7 +206,7 @@ def copied(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def differs(old: Any, new: Any, depth: int = _DEPTH) -> bool:
-    """Whether two values differ in what may carry data; integers, flags and unknown objects do not count."""
+    """Tells whether two values differ in data. Integers, flags and unknown objects do not count."""
     if old is new:
         return False
     kinds = (old, new)
@@ -221,12 +223,12 @@ def differs(old: Any, new: Any, depth: int = _DEPTH) -> bool:
 
 
 def is_object(value: Any) -> bool:
-    """Whether it is an object of a class, with attributes, and no module, function or class."""
+    """Tells whether a value is an object with attributes, and no module, function or class."""
     return hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors have the same type, shape and bits."""
+    """Tells whether two tensors have the same type, shape and bits."""
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     with suppress(*_NO_PLAIN_MEMORY):

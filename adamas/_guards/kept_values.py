@@ -19,27 +19,27 @@ from adamas.errors import UnsupportedError
 
 WHOLE = 16384  # numbers of a tensor that are compared where long ones need not be
 MISSING = object()
-_DEPTH = 20  # how deep values are compared that were exchanged for others
+_DEPTH = 20  # how deep exchanged values are compared
 
 
 class Values:
-    """Something that can be read as a value that compares, and what it was."""
+    """A value that can be read again and compared, and what it was."""
 
     def __init__(self, path: str, read: Callable[[], Any], *, renewable: bool = False) -> None:
         self.path, self._read, self.renewable = path, read, renewable
         self.take()
 
     def take(self) -> None:
-        """Takes the value of this moment."""
+        """Keeps the current value."""
         self._value = self._read()
 
     def change(self) -> str | None:
-        """The name, if the value is another one."""
+        """Returns the name if the value has changed."""
         return None if self._read() == self._value else self.path
 
 
 class TensorValues(Values):
-    """A tensor: its place, torch's count of changes, and its values."""
+    """A tensor: its memory, torch's count of changes, and its values."""
 
     def __init__(self, path: str, tensor: Tensor, *, long: bool) -> None:
         self._tensor = tensor
@@ -63,7 +63,7 @@ class TensorValues(Values):
 
 
 class Items(Values):
-    """The items of a container, each by identity, or by value if it was exchanged."""
+    """The items of a container, compared by identity, or by value if they were exchanged."""
 
     def __init__(self, path: str, holder: Any, read: Callable[[], Any]) -> None:
         self._holder = holder
@@ -107,7 +107,7 @@ class Named(Values):
         return None
 
     def children(self) -> Iterator[tuple[str, Any]]:
-        """The objects that are named."""
+        """Yields the objects that are named."""
         return (
             (self._name(name), value) for name, value in self._value.items() if not isinstance(value, ATOMS)
         )
@@ -120,7 +120,7 @@ class Named(Values):
 
 
 class Dotted(dict[str, str]):
-    """Names of the attributes of what has this name."""
+    """Full names of the attributes of an object, by attribute."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Dotted(dict[str, str]):
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and values, where what is no number equals itself."""
+    """Tells whether two tensors have the same type, shape and values. NaN equals itself."""
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device or a.layout != b.layout:
         return False
     try:
@@ -145,7 +145,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _same(old: Any, new: Any, depth: int = _DEPTH) -> bool:
-    """Whether an object that took the place of another one has the same value."""
+    """Tells whether an object that replaced another one has the same value."""
     if old is new:
         return True
     if type(old) is not type(new) or not depth:
@@ -186,7 +186,7 @@ def _key(key: Any) -> Any:
 
 
 def _place(tensor: Tensor) -> Any:
-    """Where a tensor is, its shape, and torch's count of changes."""
+    """Returns a tensor's place in memory, its shape, and torch's count of changes."""
     version = 0 if tensor.is_inference() else tensor._version
     try:
         return (
@@ -208,12 +208,12 @@ def contents(cell: CellType) -> dict[str, Any]:
 
 
 def pickled(path: str, value: Any) -> Values:
-    """An object of a class that is not Python's, by what pickle makes of it."""
+    """Keeps an object that hides its state by its pickled bytes."""
     try:
         return Values(path, functools.partial(pickle.dumps, value))
     except Exception as error:
         raise UnsupportedError(
             f"{path!r} is of type {type(value).__name__}, which may remember one example for the next, and "
-            "nobody can see whether it does. Keep it out of model, loss and collate_fn, or use a tensor, a "
+            "its state cannot be compared. Keep it out of model, loss and collate_fn, or use a tensor, a "
             "list or a plain object instead."
         ) from error

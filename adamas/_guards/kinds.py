@@ -1,4 +1,4 @@
-"""Tells Python objects apart: plain values, libraries' code, objects that hide their state, names in code."""
+"""Tells Python objects apart: plain values, library code, objects that hide their state, names in code."""
 
 import dis
 import functools
@@ -18,7 +18,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-# Code and classes of these are trusted to keep nothing; whatever else is installed counts as the user's.
+# Code and classes of these packages are trusted to keep nothing. All others count as the user's.
 _LIBRARIES = sys.stdlib_module_names | {
     *("adamas", "torch", "torchvision", "torchaudio", "functorch", "numpy", "scipy", "sklearn", "pandas"),
     *("transformers", "tokenizers", "datasets", "safetensors", "accelerate", "peft", "timm", "einops"),
@@ -37,7 +37,7 @@ CODE = (
     type(dict.fromkeys),
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler)
-# Objects of C's whose contents are followed all the same.
+# Objects of C classes whose contents are followed anyway.
 _SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Module, BaseException, type)
 _COMPILED = ("torch", "numpy", "tokenizers")
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -46,7 +46,7 @@ _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_
 
 
 def cached_in(wrapper: Any) -> Iterator[Any]:
-    """What a cache of functools holds."""
+    """Yields what a cache of functools holds."""
     for part in gc.get_referents(wrapper):
         if isinstance(part, dict):
             for link in part.values():
@@ -54,14 +54,14 @@ def cached_in(wrapper: Any) -> Iterator[Any]:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether an object is of a class that was not written in Python, so that attributes do not show it."""
+    """Tells whether an object hides its state: its class is not written in Python."""
     if isinstance(value, GeneratorType):
         return not is_library(str(value.gi_frame.f_globals.get("__name__")) if value.gi_frame else "adamas")
     return _is_native(type(value)) and not isinstance(value, _SHOWN)
 
 
 def _is_native(kind: type) -> bool:
-    """Whether a class has its memory from a class of C's."""
+    """Tells whether a class inherits its memory layout from a C class."""
     if kind.__base__ is None:
         return False
     if not kind.__flags__ & _HEAP:
@@ -72,7 +72,7 @@ def _is_native(kind: type) -> bool:
 
 
 def is_quiet(value: Any) -> bool:
-    """Whether an object of a library holds nothing of a forward."""
+    """Tells whether an object of a library holds nothing of a forward."""
     top = str(type(value).__module__).partition(".")[0]
     if isinstance(value, _SHOWN):
         return isinstance(value, torch.Size)
@@ -80,12 +80,12 @@ def is_quiet(value: Any) -> bool:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module belongs to a library that is trusted to keep nothing."""
+    """Tells whether a module belongs to a library that is trusted to keep nothing."""
     return str(module).partition(".")[0] in _LIBRARIES and module != "__main__"
 
 
 def made_by_hooks(module: nn.Module) -> set[str]:
-    """The weights that torch's hooks weight_norm, spectral_norm and prune make anew before each forward."""
+    """Returns the weights that weight_norm, spectral_norm and prune recompute before each forward."""
     hooks = module.__dict__["_forward_pre_hooks"].values()
     return {
         str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
@@ -96,7 +96,7 @@ def made_by_hooks(module: nn.Module) -> set[str]:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """The global variables, attributes and modules that code names, with the functions inside it."""
+    """Returns the global variables, attributes and modules that code names, inner functions included."""
     names, attributes, modules = set(), set(), set()
     for step in dis.get_instructions(code):
         if step.opname in _GLOBALS:

@@ -1,4 +1,4 @@
-"""What Python code can remember: the values of all objects that it reaches."""
+"""Compares everything that Python code can remember: the values of all objects that it reaches."""
 
 import functools
 import sys
@@ -42,21 +42,21 @@ _OF_CLASSES = {"__dict__", "__weakref__", "_abc_impl", "__doc__", "__module__", 
 
 
 class Memory:
-    """The values of all that some objects reach, to compare with later.
+    """Keeps the values of everything that some objects reach, to compare with later.
 
-    Followed are attributes, slots, containers of any nesting, classes of the user's, closures, defaults, and
-    the global variables and attributes of the user's modules that code names, through the functions that it
-    names in turn. Not followed is the code of the standard library, torch and other well-known packages, nor
-    what code reaches by computed names (`globals()[name]`).
+    It follows attributes, slots, nested containers, the user's classes, closures, defaults, and the global
+    variables and attributes of the user's modules that code names, also through the functions that it calls.
+    It does not follow the code of the standard library, torch and other well-known packages, nor what code
+    reaches by computed names (`globals()[name]`).
 
     Args:
         roots: Where to start, by name.
-        known: Objects that somebody else looks after.
-        long: Whether long tensors are compared in all of their values; otherwise by torch's count of changes.
-        draws: Whether random generators may be drawn from.
+        known: Objects to leave out.
+        long: Whether all values of long tensors are compared; otherwise torch's count of changes is.
+        draws: Whether code may draw from random generators.
 
     Raises:
-        UnsupportedError: If an object is reached whose state nobody can look at, such as a generator.
+        UnsupportedError: If an object is reached whose state cannot be read, such as a generator.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Memory:
                 todo.extend(self._enter(path, value))
 
     def renew(self) -> bool:
-        """Takes the values of tensors and generators anew; False if something else changed."""
+        """Updates the values of tensors and generators; False if anything else changed."""
         if any(kept.change() is not None for kept in self._kept if not kept.renewable):
             return False
         for kept in self._kept:
@@ -104,14 +104,14 @@ class Memory:
         return True
 
     def change(self) -> str | None:
-        """The name of something that has another value than before."""
+        """Returns the name of something that has changed; None if nothing has."""
         for kept in self._kept:
             if (name := kept.change()) is not None:
                 return name
         return None
 
     def _enter(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Keeps the values of one object, and gives the objects that it refers to."""
+        """Keeps the values of one object, and yields the objects that it refers to."""
         if isinstance(value, GENERATORS):
             self.generators.append(value)
             if not self._draws:
@@ -176,7 +176,7 @@ class Memory:
         yield from self._enter_instance(path, value)
 
     def _enter_instance(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Attributes and slots of an object, and the classes of the user's that it belongs to."""
+        """Enters attributes and slots of an object, and those of its classes that are the user's."""
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
             hidden: set[str] = set()
@@ -210,7 +210,7 @@ class Memory:
         )
 
     def _enter_module(self, module: ModuleType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-        """The attributes of a module of the user's that some code names."""
+        """Enters the attributes of a user's module that some code names."""
         own, short = vars(module), module.__name__.rpartition(".")[2]
         inside = [name for name in names if name in own]
         return self._hold(

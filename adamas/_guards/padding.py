@@ -1,4 +1,4 @@
-"""How the rows of a batch are padded: by which value, on which side, and how long they are without it."""
+"""Finds how the rows of a batch are padded: value, side, and lengths without padding."""
 
 from collections.abc import Sequence
 from operator import sub
@@ -25,19 +25,19 @@ class Rows(NamedTuple):
 
 
 Sizes = dict[str, Rows]
-"""What is padded of a batch, by the names of its parts."""
+"""The padded parts of a batch, by name."""
 
 
 class Padding:
-    """How a part of the batches is padded, as far as it is known: one value, and one side."""
+    """The padding of one part of the batches, as far as it is known: one value, and one side."""
 
     def __init__(self) -> None:
         self._value: Tensor | None = None
         self.left: bool | None = None
-        """Whether the padding is at the starts of axes; None where nobody could tell."""
+        """Whether the padding is at the starts of axes; None if it is not known yet."""
 
     def agrees_on_all(self, a: Tensor, parts: list[Tensor]) -> bool:
-        """Whether all rows are those of the examples alone, stacked, or padded at the ends: in one go."""
+        """Tells at once whether all rows are those of the examples alone, stacked or padded at the ends."""
         if any(b.dtype != a.dtype or b.dim() != a.dim() or len(b) != 1 for b in parts):
             return False
         shapes = {b.shape for b in parts}
@@ -49,7 +49,7 @@ class Padding:
         return same_bits(a, rows)
 
     def agrees(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two batches of one row are equal where they overlap, and the padding elsewhere."""
+        """Tells whether two batches of one row are equal where they overlap, and padding elsewhere."""
         if a.dtype != b.dtype or a.dim() != b.dim() or len(a) != len(b):
             return False
         shape = [min(lengths) for lengths in zip(a.shape, b.shape, strict=True)]
@@ -89,12 +89,12 @@ def _outside(x: Tensor, kept: tuple[slice, ...]) -> Tensor:
 
 
 def padded_and_alone(batch: Any, sizes: Sizes, most: int) -> tuple[Any, list[Any]] | None:
-    """Some rows of a padded batch, and each of them alone and without its padding; None if there are none.
+    """Returns some rows of a padded batch, and each alone without its padding; None if there are none.
 
     Args:
         batch: The batch.
-        sizes: How long its rows are without padding.
-        most: How many rows are taken: the one with the most padding, and others over the whole range.
+        sizes: The lengths of its rows without padding.
+        most: The largest number of rows: the one with the most padding, and others over the whole range.
     """
     far = padding_of(batch, sizes)
     rows = sorted((i for i, length in enumerate(far) if length), key=far.__getitem__)
@@ -118,7 +118,7 @@ def padded_and_alone(batch: Any, sizes: Sizes, most: int) -> tuple[Any, list[Any
 
 
 def padding_of(batch: Any, sizes: Sizes) -> list[int]:
-    """By how many places each row of a batch is padded, along the axis that is padded most."""
+    """Returns by how many places each row of a batch is padded, along the axis that is padded most."""
     tensors = dict(named_tensors(batch))
     parts = ([_pads(tensors[name], shape) for shape in rows.shapes] for name, rows in sizes.items())
     return [max(lengths) for lengths in zip(*parts, strict=True)]
@@ -129,13 +129,13 @@ def _pads(x: Tensor, shape: torch.Size) -> int:
 
 
 def _is_left(x: Tensor, shapes: list[torch.Size]) -> bool:
-    """Whether rows are padded at the starts of their axes: what is at the ends is not one value."""
+    """Tells whether rows are padded at the starts of their axes: their ends are not one value."""
     rest = torch.cat([row[_outside(row, _first(row, shape))] for row, shape in zip(x, shapes, strict=True)])
     return bool(len(rest)) and not same_bits(rest, rest[:1].expand_as(rest))
 
 
 def sizes_of(together: Any, alone: list[dict[str, Any]], pads: dict[str, Padding]) -> Sizes:
-    """What is padded; the side is looked for where it is not known."""
+    """Finds the padded parts, and their side where it is not known."""
     sizes: Sizes = {}
     for name, x in named_tensors(together):
         full = x.shape[1:]

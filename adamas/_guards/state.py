@@ -1,6 +1,6 @@
-"""The state of a model beside its gradients: does a forward leave it as it was?
+"""Checks that a forward leaves the state of a model as it was.
 
-State that a forward changes carries examples into the gradients of others, where no clipping sees them, and
+State that a forward changes carries examples into the gradients of others, where no clipping bounds them, and
 out of the run without noise.
 """
 
@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 class Watch:
-    """Watches over the state of a model at each release; what is known of its modules is kept in between."""
+    """Watches the state of a model at each release. Its modules are read again only if they change."""
 
     def __init__(self) -> None:
         self._snapshot: Snapshot | None = None
@@ -50,16 +50,16 @@ class Watch:
     def over(
         self, model: nn.Module, loss: object, turn: int, *, reads_values: bool = False
     ) -> Iterator["Snapshot"]:
-        """Gives the state as it is now: call its `check` before anything is released.
+        """Yields the current state: call its `check` before anything is released.
 
-        If anything raises, what can be restored is restored.
+        If the block raises, the state is restored as far as possible.
 
         Args:
             model: The model.
             loss: The loss, whose own modules are watched as well.
-            turn: The number of the release, which says which values of long tensors are compared.
-            reads_values: Whether the forward may make Python values of the data, so that everything that
-                Python can remember is watched; see `Snapshot.between`.
+            turn: The number of the release. It chooses the values of long tensors that are compared.
+            reads_values: Whether the forward may turn data into Python values. Then everything that Python
+                can remember is watched; see `Snapshot.between`.
         """
         known = self._of is not None and self._of[0] is model and self._of[1] is loss
         if self._snapshot is None or not known or not self._snapshot.renew(turn):
@@ -81,9 +81,9 @@ class Watch:
 
 @contextmanager
 def unchanged(model: nn.Module, loss: object = None) -> Iterator[None]:
-    """Leaves the model bit for bit as it was before, flags and counters included.
+    """Leaves the model bit for bit as it was, flags and counters included.
 
-    Frozen parameters of more than a million numbers are compared, and not restored.
+    Frozen parameters of more than a million numbers are compared, but not restored.
 
     Raises:
         UnsupportedError: If something changed that `Snapshot.check` does not accept.
@@ -99,26 +99,25 @@ def unchanged(model: nn.Module, loss: object = None) -> Iterator[None]:
 class Snapshot:
     """The state of a model at one moment, to compare with and to go back to.
 
-    Seen are parameters, buffers and submodules, and what modules have as plain attributes: tensors, arrays,
-    numbers with a fraction, and lists, tuples, mappings and objects of these, one level deep; the extra state
-    of modules that have some. A tensor is compared by identity, by its place in memory, by torch's count of
-    changes in place, and by its values: all of them up to 16,384, and 256 of a longer one, other ones at each
-    `turn`.
+    It covers parameters, buffers and submodules, plain attributes of modules (tensors, arrays, floating-point
+    numbers, and lists, tuples, mappings and objects of these, one level deep), and the extra state of modules
+    that have some. A tensor is compared by identity, by its place in memory, by torch's count of in-place
+    changes, and by its values: all of them up to 16,384, and 256 of a longer one, others at each `turn`.
 
-    Not seen are a write through `.data` into few values of a longer tensor, until a turn meets one of them,
-    and state elsewhere: global variables, attributes of classes, objects deeper inside. Integers, flags and
-    strings may change, as in a forward that counts its calls: where values of the data cannot be read, they
-    hold none. With `reads_values` all that is seen as well, and may not change. A weight that torch's hooks
-    `weight_norm`, `spectral_norm` or `prune` make anew before each forward may change in any case.
+    It misses a write through `.data` into few values of a longer tensor, until a turn meets one of them, and
+    state elsewhere: global variables, attributes of classes, objects that are nested deeper. Integers, flags
+    and strings may change, as in a forward that counts its calls: where the forward cannot read values of the
+    data, they hold none. With `reads_values` all of this is covered, and must not change. A weight that
+    torch's hooks `weight_norm`, `spectral_norm` or `prune` recompute before each forward may always change.
 
     Args:
         model: The model.
-        loss: The loss, whose own modules count as well: itself, the object that it is a method of, and what
-            it was made with.
+        loss: The loss. Its own modules count, too: itself, the object that it is a method of, and its bound
+            arguments.
         whole: Copy all tensors, so that all can be restored.
-        turn: Which values of long tensors are compared.
-        reads_values: Also watch what else Python can remember, down to integers: see `adamas._guards.memory`.
-            Tensors are then compared in all of their values.
+        turn: Chooses the values of long tensors that are compared.
+        reads_values: Also watch everything else that Python can remember, down to integers: see
+            `adamas._guards.memory`. All values of tensors are then compared.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Snapshot:
             kept.renew(turn)
 
     def renew(self, turn: int) -> bool:
-        """Takes the values of this moment instead; False if objects were exchanged, which needs a new one."""
+        """Keeps the current values instead; False if objects were exchanged, which needs a new snapshot."""
         if not all(holder.is_same() for holder in self._holders):
             return False
         if self._memory is not None and not self._memory.renew():
@@ -164,16 +163,16 @@ class Snapshot:
         if changed is not None:
             raise UnsupportedError(
                 f"The forward changes {changed!r}. With engine='loop' it may hold a value of the data, so "
-                "that an example's gradient depends on the examples before it. Remove the update, also if it "
-                "only counts calls: there is one for each example, and their number is private."
+                "that an example's gradient depends on the examples before it. Remove the update, even if it "
+                "only counts calls: there is one call per example, and their number is private."
             )
 
     def between(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same loss, for an engine that calls it for one example or chunk of examples after the other.
+        """Wraps the loss for an engine that calls it for one example or chunk of examples after another.
 
-        What counts calls is put back before each call. With `reads_values` all state is compared instead,
-        since a later example may put back what an earlier one has changed, and Python's and NumPy's
-        generators are seeded anew, since they remember as well.
+        Counts of calls are put back before each call. With `reads_values` all state is compared instead,
+        since a later example may put back what an earlier one has changed. Python's and NumPy's generators
+        are then seeded again, since they remember, too.
         """
         seed: list[int] = []
         if self._memory is None:
@@ -183,7 +182,7 @@ class Snapshot:
             self.check()
             if torch.initial_seed() != (seed or [torch.initial_seed()])[0]:
                 raise UnsupportedError(
-                    "The forward seeds torch's global generator, by which one example can hand a value to "
+                    "The forward seeds torch's global generator, which can carry a value from one example to "
                     "the next. Seed it once, before the run."
                 )
             seed[:] = [torch.initial_seed()]
@@ -193,7 +192,7 @@ class Snapshot:
         return watched
 
     def put_back(self) -> None:
-        """Puts counts and flags back to where they were, so that the number of calls reaches no later one."""
+        """Puts counts and flags back, so that the number of calls reaches no later call."""
         for holder in self._holders:
             if holder.kind == "attribute" and not holder.is_same():  # vmap exchanges parameters itself
                 holder.restore(everything=True)
@@ -206,7 +205,7 @@ class Snapshot:
         return apart
 
     def restore(self) -> None:
-        """Goes back to what was kept; without `whole`, flags and counters stay as they are."""
+        """Restores what was kept; without `whole`, flags and counters stay as they are."""
         for holder in self._holders:
             holder.restore(everything=self._whole)
         for kept in self._tensors:
@@ -258,7 +257,7 @@ class Snapshot:
 
 
 def _modules(model: nn.Module, loss: object) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of model and loss, each once, with the beginning of their attributes' names."""
+    """Yields the modules of model and loss, each once, with the prefix of their attributes' names."""
     seen: set[nn.Module] = set()
     for name, module in model.named_modules(seen):
         yield (f"{name}." if name else ""), module

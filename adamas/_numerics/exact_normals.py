@@ -32,7 +32,7 @@ def decided(
     Args:
         first: The first 64 bits of the radius, as a signed number.
         second: The first 64 bits of the angle.
-        more: `more(words)` gives the next words of 64 bits, those of the radius and of the angle by turns.
+        more: `more(words)` returns the next 64-bit words, alternating between radius and angle.
         steps: A power of 2, by which `x` is multiplied before rounding.
         sine: Whether `x` is the sine of its pair.
         offset: A number that is added before rounding.
@@ -55,9 +55,9 @@ def decided(
 def normal_interval(
     first: int, second: int, following: list[int], *, sine: bool
 ) -> tuple[Decimal, Decimal | None]:
-    """A number, and how far from it the normal value of all strings that begin with these bits may be.
+    """Returns a number, and how far from it the normal value of any string with these first bits may be.
 
-    The distance is None where there is no bound: all bits of the radius are 0.
+    The distance is None if there is no bound: all bits of the radius are 0.
     """
     for radius_word, angle_word in zip(following[::2], following[1::2], strict=True):
         first, second = (first << 64) + radius_word, (second << 64) + angle_word
@@ -80,7 +80,7 @@ def normal_interval(
 
 
 def _cosine(x: Decimal) -> Decimal:
-    """Taylor's series; its terms fall from the fifth on, as |x| < 5."""
+    """Sums Taylor's series. Its terms fall from the fifth on, as |x| < 5."""
     total, term = Decimal(1), Decimal(1)
     square, k = x * x, 0
     least = Decimal(10) ** -(getcontext().prec + 2)
@@ -93,7 +93,7 @@ def _cosine(x: Decimal) -> Decimal:
 
 @cache
 def _pi(digits: int) -> Decimal:
-    """Machin's formula, in integers with ten digits to spare."""
+    """Computes pi by Machin's formula, in integers with ten digits to spare."""
     one: int = 10 ** (digits + 10)
     return Decimal(4 * (4 * _arctangent(5, one) - _arctangent(239, one))) / one
 

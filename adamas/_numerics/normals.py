@@ -1,14 +1,14 @@
-r"""Standard normal values of a cryptographic stream: their definition, in NumPy.
+r"""Defines standard normal values of a cryptographic stream, in NumPy.
 
 The stream is ChaCha with 8 rounds (Bernstein, 2008) under a key of 256 bits; attacks are known for 7. Box and
-Muller's transform makes two values of two words:
+Muller's transform turns two words into two values:
 
 .. math::
     x_1 = r \cos\varphi, \quad x_2 = r \sin\varphi, \qquad r = \sqrt{-2 \ln u}, \quad \varphi = 2\pi v.
 
-In float32 it takes sums, products, roots and conversions only, each of which IEEE 754 rounds in one way, so
-that a value is the same on every machine, and with `normals_kernel` as without. The polynomials are
-Chebyshev interpolations; they are wrong by less than float32 rounds.
+In float32 it uses sums, products, roots and conversions only, each of which IEEE 754 rounds in one way. So a
+value is the same on every machine, with and without `normals_kernel`. The polynomials are
+Chebyshev interpolations; their error is below float32's rounding.
 """
 
 import math
@@ -17,11 +17,11 @@ import numpy as np
 
 from adamas._numerics.compiled import Array
 
-LANES = 64  # blocks of ChaCha side by side, as wide as vector instructions like it
+LANES = 64  # blocks of ChaCha in parallel, to fill vector instructions
 GROUP = 16 * LANES  # words that they make together, and values in float32
 GROUP64 = GROUP // 2  # values in float64
 
-# Values beyond are drawn anew: uniform words have a smallest one, and no radius is beyond its.
+# Values beyond it are drawn again from the exact tail: the smallest uniform word bounds the radius.
 TAIL = 5.0
 
 CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], dtype=np.uint32)
@@ -44,13 +44,13 @@ COS = tuple(F(c) for c in (2.4547966092312256e-05, -0.001388830322293631, 0.0416
 
 
 def words(key: Array, first: int, groups: int, rounds: int = 8) -> Array:
-    """The blocks of the stream from `first` on: `(groups, 16, LANES)`, a block in each lane.
+    """Computes blocks of the stream: `(groups, 16, LANES)`, a block in each lane.
 
     Args:
         key: 8 words.
         first: The 64-bit number of the first block.
-        groups: How many times `LANES` blocks there are to be.
-        rounds: 8, or 20 for RFC 8439's.
+        groups: The number of groups of `LANES` blocks.
+        rounds: 8, or 20 as in RFC 8439.
     """
     count = np.uint64(first) + np.arange(groups * LANES, dtype=np.uint64)
     start = np.zeros((4, 4, len(count)), dtype=np.uint32)
@@ -81,7 +81,7 @@ def _quarter_rounds(rows: Array, scratch: Array) -> None:
 
 
 def normals(uniform: Array) -> Array:
-    """Float32 values of the words of some groups: `(groups, GROUP)`."""
+    """Turns the words of some groups into float32 values: `(groups, GROUP)`."""
     uniform = uniform.reshape(len(uniform), 2, GROUP // 2)
     first, second = uniform[:, 0], uniform[:, 1]
     u = ((first >> np.uint32(1)).astype(np.int32).astype(F) + F(0.5)) * F(2.0**-31)
@@ -100,7 +100,7 @@ def normals(uniform: Array) -> Array:
 
 
 def normals64(uniform: Array) -> Array:
-    """Float64 values of the words of some groups: `(groups, GROUP64)`."""
+    """Turns the words of some groups into float64 values: `(groups, GROUP64)`."""
     pairs = uniform.reshape(len(uniform), 2, 2, GROUP // 4).astype(np.uint64)
     whole = ((pairs[:, 0] << np.uint64(32)) | pairs[:, 1]) >> np.uint64(11)
     u, v = np.moveaxis((whole.astype(np.float64) + 0.5) * 2.0**-53, 1, 0)
@@ -118,17 +118,16 @@ def _horner(coefficients: tuple[np.float32, ...], x: Array) -> Array:
 def add(out: Array, key: Array, std: np.float32 | Array, first: int, far: Array) -> int:
     """Adds `std` times the values of the groups from `first` on to a flat float32 array.
 
-    `std` may have a factor for each value.
-
-    Those beyond `TAIL` are left out. Their places are written to `far`, as i, or -1 - i for a negative one,
-    and the number of them is returned. If there are more than `far` is long, the others are added.
+    `std` may hold a factor for each value. Values beyond `TAIL` are left out: their places are written to
+    `far`, as i, or -1 - i for a negative value, and their number is returned. If `far` is too short for all
+    of them, the others are added.
     """
     uniform = words(key, first * LANES, -(-len(out) // GROUP))
     return add_but_far(out, normals(uniform), std, far)
 
 
 def add_but_far(out: Array, values: Array, std: float | np.float32 | Array, far: Array) -> int:
-    """Adds `std` times as many of the values as there is room for, but for those beyond `TAIL`; see `add`."""
+    """Adds `std` times the values, as far as `out` reaches, except those beyond `TAIL`; see `add`."""
     values = values.reshape(-1)[: len(out)]
     places = np.flatnonzero(np.abs(values) > TAIL)[: len(far)]
     far[: len(places)] = np.where(values[places] < 0, -1 - places, places)

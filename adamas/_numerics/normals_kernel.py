@@ -1,6 +1,6 @@
-"""The normal values of `adamas._numerics.normals`, bit for bit, in one pass over memory: compiled by Numba.
+"""Computes the normal values of `adamas._numerics.normals`, bit for bit, in one pass, compiled by Numba.
 
-The loops over the lanes of a group have no branches, so that the compiler makes vector instructions of them.
+The loops over the lanes of a group have no branches, so that the compiler can vectorize them.
 """
 
 import functools
@@ -18,7 +18,7 @@ _E0, _E1, _E2, _E3 = _normals.CONSTANTS
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = LOG
 _S0, _S1, _S2 = SIN
 _C0, _C1, _C2 = COS
-# Words from this one on make radii that end well before the tail's beginning.
+# Larger words give radii well below the start of the tail.
 _NEAR_TAIL = _U(1.1 * 2.0**32 * math.exp(-(_normals.TAIL**2) / 2))
 _ROOT, _TAIL, _UNIT = _I(_normals.ROOT), _F(_normals.TAIL), _F(2.0**-31)
 
@@ -60,7 +60,7 @@ def _two_rounds(
 
 @compiled
 def _one_group(out: Array, key: Array, group: int) -> None:
-    """`_normals.words` of one group: `(16, LANES)`."""
+    """Computes `_normals.words` of one group: `(16, LANES)`."""
     k0, k1, k2, k3, k4, k5, k6, k7 = key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]
     first = group * LANES  # a multiple of LANES: only the low word changes in a group
     low, high, zero = _U(first), _U(first >> 32), _U(0)
@@ -79,7 +79,7 @@ def _one_group(out: Array, key: Array, group: int) -> None:
 
 @compiled
 def _transform(uniform: Array, out: Array) -> np.uint32:
-    """`_normals.normals` of one group, flat; returns the word that made the largest radius."""
+    """Computes `_normals.normals` of one group, flat. Returns the word that gave the largest radius."""
     least = uniform[0]
     for i in range(_PAIRS):
         u = (_F(_I(uniform[i] >> _U(1))) + _F(0.5)) * _UNIT
@@ -103,7 +103,7 @@ def _transform(uniform: Array, out: Array) -> np.uint32:
 
 @compiled
 def words(key: Array, first: int, out: Array) -> None:
-    """`_normals.words` into `(groups, 16, LANES)`, from a group on."""
+    """Writes `_normals.words` into `(groups, 16, LANES)`, from a group on."""
     for group in range(len(out)):
         _one_group(out[group], key, first + group)
 
@@ -112,7 +112,7 @@ def words(key: Array, first: int, out: Array) -> None:
 def _group(
     values: Array, uniform: Array, key: Array, group: int, start: int, count: int, far: Array, found: int
 ) -> int:
-    """The values of a group; of the first `count`, those beyond the tail's beginning are 0, and in `far`."""
+    """Computes the values of a group. Those of the first `count` in the tail become 0, and go to `far`."""
     _one_group(uniform, key, group)
     least = _transform(uniform.reshape(GROUP), values)
     if least < _NEAR_TAIL:
@@ -140,7 +140,7 @@ def add(out: Array, key: Array, std: np.float32, first: int, far: Array) -> int:
 
 @compiled
 def add_scaled(out: Array, key: Array, std: Array, first: int, far: Array) -> int:
-    """The same with a factor for each value."""
+    """Does the same with a factor for each value."""
     uniform = np.empty((16, LANES), np.uint32)
     values = np.empty(GROUP, np.float32)
     found = 0
@@ -154,7 +154,7 @@ def add_scaled(out: Array, key: Array, std: Array, first: int, far: Array) -> in
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels can be used: they compile, and give what `_normals` gives, bit for bit."""
+    """Tells whether the kernels can be used: they compile, and match `_normals` bit for bit."""
     try:
         f, u, i = numba.float32, numba.uint32, numba.int64
         add.compile((f[::1], u[::1], f, i, i[::1]))

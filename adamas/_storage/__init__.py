@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all."""
+"""Writes files whole or not at all: any file, tensors with data, the results of a run."""

@@ -1,8 +1,7 @@
-"""Plain data with tensors as one file: whole or not there, checked when it is read, and without code in it.
+"""Stores plain data with tensors in one file that is written whole, verified when read, and holds no code.
 
-A file is in safetensors' format. Its metadata say what kind of file it is and of which version, hold the data
-as JSON with a number in the place of each tensor, and a SHA-256 digest of both, so that a bit that changed on
-the disk is noticed.
+A file is in safetensors' format. Its metadata hold kind and version of the file, the data as JSON with a
+number in place of each tensor, and a SHA-256 digest of data and tensors, which reveals a changed bit.
 """
 
 import hashlib
@@ -22,16 +21,16 @@ _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"
 
 
 def write_archive(path: Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Writes a file, or leaves what was there before.
+    """Writes a file, or leaves the old one as it was.
 
     Args:
-        path: Where.
-        kind: What the content is, such as "checkpoint".
-        version: Of the content's layout.
+        path: The file.
+        kind: The kind of content, such as "checkpoint".
+        version: The version of the content's layout.
         content: Dictionaries, lists, tuples, texts, numbers, booleans, None, and tensors.
 
     Raises:
-        TypeError: If the content holds anything else, with its place.
+        TypeError: If the content holds anything else; the message names the place.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encoded(content, tensors, "content"))
@@ -46,7 +45,7 @@ def write_archive(path: Path, kind: str, version: int, content: dict[str, Any]) 
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Writes a file in safetensors' format; where the disk fails the error is an `OSError`, as elsewhere."""
+    """Writes a file in safetensors' format. A failing disk raises `OSError`, as elsewhere."""
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:
@@ -81,7 +80,7 @@ def read_archive(path: Path, kind: str, version: int) -> dict[str, Any]:
         )
     text = metadata.get("content", "")
     if metadata.get("sha256") != _digest(kind, found, text, tensors):
-        raise ValueError(_damaged(path, kind, "its digest is that of another content"))
+        raise ValueError(_damaged(path, kind, "its digest does not match its content"))
     if int(found) < version:
         raise ValueError(
             f"Expected {path} to be a {kind} of version {version}, found {found}, which this adamas cannot "
@@ -93,8 +92,8 @@ def read_archive(path: Path, kind: str, version: int) -> dict[str, Any]:
 
 def _damaged(path: Path, kind: str, reason: str) -> str:
     return (
-        f"The {kind} {path} is damaged ({reason}). Take an older copy; what was released since then must be "
-        "counted, too."
+        f"The {kind} {path} is damaged ({reason}). Use an older copy, and also count what was released "
+        "since then."
     )
 
 

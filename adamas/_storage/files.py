@@ -1,4 +1,4 @@
-"""Files that exist whole or not at all, also after a loss of power; folders that one process writes to."""
+"""Writes files whole or not at all, even if power fails, and reserves folders for one process."""
 
 import errno
 import importlib
@@ -11,16 +11,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-fcntl: Any = None  # missing outside of POSIX: there open files are not locked
+fcntl: Any = None  # None outside of POSIX, where open files are not locked
 with suppress(ImportError):
     fcntl = importlib.import_module("fcntl")
 
-_UNFINISHED = ".adamas-new-"  # how the names of files begin that are being written
+_UNFINISHED = ".adamas-new-"  # prefix of files that are being written
 _LOCK = ".lock"
 
 
 def replace_file(file: Path, write: Callable[[Path], None]) -> None:
-    """Has a file written under another name in its folder, and renames it when it is complete and on disk."""
+    """Writes a file under another name in its folder, and renames it when it is complete and on disk."""
     temporary = unfinished(file)
     try:
         write(temporary)
@@ -34,7 +34,7 @@ def replace_file(file: Path, write: Callable[[Path], None]) -> None:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """The same for a text."""
+    """Replaces a file with a text, whole or not at all."""
 
     def write(path: Path) -> None:
         path.write_text(text, encoding="utf-8")
@@ -57,23 +57,23 @@ def lock_file(handle: int, path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what processes left that died while they wrote; only for whoever is alone in the folder."""
+    """Removes unfinished files of processes that died. The caller must be alone in the folder."""
     for left_over in folder.glob(f"{_UNFINISHED}*"):
         left_over.unlink(missing_ok=True)
 
 
 @contextmanager
 def own_folder(folder: Path, names: Sequence[str] = ()) -> Iterator[None]:
-    """Makes a folder if there is none, and keeps other processes out of it until this one leaves it or dies.
+    """Creates a folder if needed, and keeps other processes out until the block ends or this one dies.
 
-    A folder that was made and stayed empty is removed again.
+    A folder that was created and stayed empty is removed again.
 
     Args:
         folder: The folder.
-        names: Files that will be written there. Each is tried: one is written beside it, and removed.
+        names: Files that will be written there. For each, a test file is written next to it and removed.
 
     Raises:
-        RuntimeError: If another process holds the folder, or a file cannot be written, with the remedy.
+        RuntimeError: If another process holds the folder, or a file cannot be written.
     """
     lock = FileLock(folder / _LOCK)
     try:
@@ -122,13 +122,13 @@ def _try_to_write(file: Path) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> RuntimeError:
     return RuntimeError(
-        f"Expected --out in which files can be written, but {path} cannot: {error.strerror or error}. Make "
-        "room or grant access, or choose another folder. This command has spent nothing."
+        f"Expected --out to be a writable folder, but {path} cannot be written: {error.strerror or error}. "
+        "Make room or grant access, or choose another folder. This command has spent nothing."
     )
 
 
 def unfinished(file: Path) -> Path:
-    """Returns where a file is written before it is complete."""
+    """Returns the name of a file while it is incomplete."""
     return file.with_name(f"{_UNFINISHED}{file.name}-{os.getpid()}-{threading.get_ident()}")
 
 

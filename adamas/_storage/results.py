@@ -1,4 +1,4 @@
-"""What a training has made, written at its end: into its folder, or elsewhere if this fails."""
+"""Writes the files of a finished training into its folder, or elsewhere if that fails."""
 
 import json
 import shutil
@@ -14,12 +14,12 @@ Write = Callable[[Path], None]
 
 
 def json_writer(value: dict[str, Any]) -> Write:
-    """Writes plain data as JSON."""
+    """Returns a writer of plain data as JSON."""
     return text_writer(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def text_writer(text: str) -> Write:
-    """Writes a text."""
+    """Returns a writer of a text."""
 
     def write(path: Path) -> None:
         path.write_text(text, encoding="utf-8")
@@ -34,13 +34,13 @@ def write_results(files: Mapping[str, Write], folder: Path, *, remedy: str, else
     only its owner may read.
 
     Args:
-        files: What writes each of them, by their names.
+        files: The writer of each file, by name.
         folder: Where they belong.
         remedy: How to get them if they could be written nowhere.
-        elsewhere: Whether another folder may have them.
+        elsewhere: Whether another folder may hold them.
 
     Raises:
-        RuntimeError: If they are not in the folder: the message says where they are.
+        RuntimeError: If they are not in the folder. The message says where they are.
     """
     try:
         _write(files, folder)

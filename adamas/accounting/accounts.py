@@ -31,9 +31,9 @@ class Account:
     """What one process that trained has spent.
 
     Attributes:
-        id: Of the account.
-        title: What the run says of itself.
-        entries: Its events, with counts: released, or reserved if it has not finished.
+        id: The name of the account.
+        title: A description of the run.
+        entries: Its events with counts: released, or reserved if it has not finished.
         finished: Whether it has given back what it did not release.
         journal: Where its run writes releases ahead; None for nowhere.
     """

@@ -1,4 +1,4 @@
-"""What a budget still pays for, without composing at every step."""
+"""Tells what a budget still pays for, without composing at every step."""
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
@@ -11,14 +11,14 @@ from adamas.errors import BudgetError
 
 
 class Budget:
-    """An (epsilon, delta) that all releases on some data together may cost.
+    """Limits what all releases on some data together may cost: (epsilon, delta).
 
-    Composing takes a second, and a run asks before every step. What it asks about is nearly always one more
-    of the same event, so the largest affordable number of these is searched for once, and compared with.
+    Composing takes a second, and a run asks before every step. It nearly always asks about one more of the
+    same event, so the largest affordable count is searched for once and remembered.
 
     Args:
         epsilon: The epsilon that may be spent.
-        delta: At this delta.
+        delta: The delta of the budget.
         accountant: A name in `ACCOUNTANTS`.
         relation: The neighbouring relation.
 
@@ -40,16 +40,16 @@ class Budget:
         _validate.delta(delta=delta)
         self.epsilon, self.delta = epsilon, delta
         self.accountant, self.relation = accountant, relation
-        # For the usual event and the list of others: so many are affordable, and if one more is too much.
+        # By the usual event and the others: how many are affordable, and whether one more is too much.
         self._known: dict[str, tuple[int, bool]] = {}
 
     def covers(self, entries: Entries, usual: dp_accounting.DpEvent, ahead: int = 0) -> bool:
-        """Whether the budget pays for these events.
+        """Tells whether the budget pays for these events.
 
         Args:
-            entries: All that was and will be released, with counts.
-            usual: The event of which more will be asked about.
-            ahead: How many more: if the budget pays for these, too, that is found out in one go.
+            entries: Everything that was and will be released, with counts.
+            usual: The event of which more will follow.
+            ahead: How many more will follow. If the budget pays for these, too, one search finds that out.
         """
         others = [(event, count) for event, count in entries if event != usual]
         n = sum(count for event, count in entries if event == usual)
@@ -61,7 +61,7 @@ class Budget:
         return n <= most
 
     def most(self, usual: dp_accounting.DpEvent, wanted: int, others: Entries = ()) -> int:
-        """Returns how many times an event is affordable beside others, up to a wanted number."""
+        """Returns how many times an event is affordable besides others, up to a wanted number."""
         known = [(event, count) for event, count in others if event != usual]
         already = sum(count for event, count in others if event == usual)
         return max(0, self._search(known, usual, already + 1, already + wanted)[0] - already)
@@ -70,12 +70,12 @@ class Budget:
         """Raises `BudgetError` unless the budget pays for these events."""
         if not self.covers(entries, usual, ahead):
             raise BudgetError(
-                f"This release would exceed epsilon={limit(self.epsilon)} at delta={self.delta:g}, so that "
-                "it is not made. Continue with an explicit new budget (run.extend), or stop here."
+                f"This release would exceed epsilon={limit(self.epsilon)} at delta={self.delta:g}, so it "
+                "is not made. Continue with an explicit new budget (run.extend), or stop here."
             )
 
     def _search(self, others: Entries, usual: dp_accounting.DpEvent, low: int, high: int) -> tuple[int, bool]:
-        """The largest affordable number up to `high`, or `low` - 1; and whether one more is too much."""
+        """Finds the largest affordable count up to `high`, or `low` - 1, and whether one more is too much."""
 
         def affordable(count: int) -> bool:
             return self._affords([*others, (usual, count)] if count else others)

@@ -1,4 +1,4 @@
-"""The epsilon of recorded events, by an accountant: privacy loss distributions or Renyi DP.
+"""Composes recorded events into an epsilon, by privacy loss distributions or Renyi DP.
 
 Every answer is an upper bound, rounding errors included.
 """
@@ -21,11 +21,11 @@ from adamas.accounting import privacy_loss
 from adamas.accounting.events import Entries, joined, sampled_gaussian, single_events
 from adamas.errors import UnsupportedError
 
-# Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound as
-# well; above LARGE the last digits are not worth ten times the work.
+# Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound, too.
+# Above LARGE the last digits are not worth ten times the work.
 _FINE, _COARSE, LARGE = 1e-4, 1e-3, 20.0
 
-# What the divergence of one release is off by at most, relatively and absolutely, for RDP_ORDERS.
+# Bounds the error in the divergence of one release, relative and absolute, for RDP_ORDERS.
 _RDP_ROUNDING = 1e-13
 
 RDP_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
@@ -40,11 +40,11 @@ def composed_epsilon(
     *,
     coarse: bool | None = None,
 ) -> float:
-    """The epsilon at delta of events that happened so many times each.
+    """Computes the epsilon at delta of events with their counts.
 
     Args:
         entries: Events with their counts.
-        delta: The delta at which epsilon is asked.
+        delta: The delta of the answer.
         accountant: A name in `ACCOUNTANTS`.
         relation: The neighbouring relation.
         coarse: For PLD: round the privacy loss up to 1e-3 (True) or to 1e-4 (False), both upper
@@ -97,12 +97,12 @@ def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRela
 
 @lru_cache(maxsize=256)
 def _divergences(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> np.ndarray:
-    """The Renyi divergence of an event, for each of `RDP_ORDERS`."""
+    """Computes the Renyi divergence of an event for each of `RDP_ORDERS`."""
     return np.asarray(_composed(_rdp(relation), [(event, 1)])._rdp, dtype=float)
 
 
 def _plausible(answer: float, counts: privacy_loss.Counts, delta: float) -> float:
-    """The answer, unless it is less than one release of those that it is about costs by itself.
+    """Returns the answer; raises if one of its releases alone costs more.
 
     The delta of one sampled Gaussian release has a closed form (Balle and Wang, 2018, theorem 8, with theorem
     9 of Balle, Barthe and Gaboardi, 2018).
@@ -132,12 +132,12 @@ def epsilon_curve(
     *,
     points: int = 32,
 ) -> np.ndarray:
-    """An upper bound of the epsilon after 1, 2, ..., `steps` times the same event, by PLD.
+    """Bounds the epsilon after 1, 2, ..., `steps` times the same event, by PLD.
 
-    It is computed at `points` places, denser at the start where it rises fast, and each place's value
-    stands for the steps since the one before: epsilon never falls with more steps, so the curve is
-    nowhere below the true one. The last value is as fine as `composed_epsilon`'s, the others are
-    rounded up by about 0.3%.
+    It is computed at `points` places, denser at the start where it rises fast. Each value stands for the
+    steps since the place before it: epsilon never falls with more steps, so the curve is nowhere below
+    the true one. The last value is as fine as that of `composed_epsilon`; the others are rounded up by
+    about 0.3%.
     """
     _validate.count(steps=steps, points=points)
     places = np.unique(np.ceil(np.linspace(0, 1, points + 1)[1:] ** 2 * steps).astype(int))
@@ -147,7 +147,7 @@ def epsilon_curve(
         )
         for place in places
     ]
-    # The finer value of the end bounds what came before it, too.
+    # The finer value at the end also bounds those before it.
     bounded = np.minimum.accumulate(values[::-1])[::-1]
     return np.repeat(bounded, np.diff(places, prepend=0))
 
@@ -156,9 +156,10 @@ def epsilon_curve(
 def privacy_profile(
     event: dp_accounting.DpEvent, delta: float, relation: NeighboringRelation, *, interval: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Epsilons with the delta of each, which are the trade-off curve of an event, and its epsilon at delta.
+    """Computes epsilons with their deltas, the trade-off curve of an event, and its epsilon at delta.
 
-    By PLD with cells of about this width: an upper bound. The epsilons end where delta is 1e-12.
+    They are upper bounds, by PLD with cells of about width `interval`. The epsilons end where delta is
+    1e-12.
     """
     width = min(max(interval, _COARSE), 10 * _COARSE)
     composed = _composed(_pld(relation, width), [(joined(event), 1)])
@@ -167,7 +168,7 @@ def privacy_profile(
 
 
 def supports(accountant: str, event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:
-    """Whether an accountant has a bound for an event."""
+    """Tells whether an accountant has a bound for an event."""
     return bool(ACCOUNTANTS[accountant](relation).supports(joined(event)))
 
 
@@ -190,7 +191,7 @@ def _require_support(accountant: PrivacyAccountant, entries: Entries) -> None:
 
 @contextmanager
 def quiet_accountants() -> Iterator[None]:
-    """No warning for each RDP order that is left out or rounded, which is safe."""
+    """Silences warnings about RDP orders that are left out or rounded, which is safe."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,10 +1,10 @@
-"""What all runs on one data set have spent together: a file that several processes may use at once.
+"""Keeps what all runs on one data set have spent together, in a file that several processes share.
 
-The file is an SQLite data base. A run reserves all that it plans to release before its first release, in one
-transaction that also checks the budget, so that two runs can never count on the same remainder; when it ends
-it gives back what it did not release. A run that dies keeps its reservation. Nothing depends on clocks.
+The file is an SQLite database. Before its first release a run reserves everything that it plans to release,
+in one transaction that also checks the budget. So two runs can never count on the same remainder. A run that
+ends gives back what it did not release; one that dies keeps its reservation. Nothing depends on clocks.
 
-Each process that trains has an account of its own, also where it continues a run that died: it adds what it
+Each process that trains has an account of its own, even if it continues a run that died: it adds what it
 releases itself. So several continuations of one checkpoint add up. Each account has a digest, and a file
 whose bits have changed is refused.
 """
@@ -41,7 +41,7 @@ _SECONDS_TO_WAIT = 60.0  # for another process's transaction
 
 
 class DataLedger:
-    """The budget of a data set, and what was spent of it.
+    """The budget of a data set, and what all runs have spent of it.
 
     Args:
         path: A file that `DataLedger.create` made.
@@ -89,7 +89,7 @@ class DataLedger:
 
     @property
     def accountant(self) -> str:
-        """The accountant that epsilon comes from."""
+        """The accountant that computes epsilon."""
         return self._accountant
 
     @property
@@ -111,8 +111,8 @@ class DataLedger:
 
         Args:
             path: A file that does not exist yet.
-            epsilon: All runs together spend at most this.
-            delta: At this delta.
+            epsilon: The most that all runs together may spend.
+            delta: The delta of the budget.
             accountant: A name in `ACCOUNTANTS`.
             relation: The neighbouring relation of all runs.
         """
@@ -145,21 +145,21 @@ class DataLedger:
         title: str = "",
         journal: str | None = None,
     ) -> int:
-        """Writes down what an account will release, in place of its earlier plan.
+        """Reserves what an account will release, in place of its earlier plan.
 
         Args:
-            account: The account, which is opened if it is new.
-            entries: What must be paid for.
-            ahead: An event, and how many times it is planned beside the entries.
+            account: The account; it is opened if it is new.
+            entries: Events that must be paid for.
+            ahead: An event, and how many times it is planned besides the entries.
             at_least: How many of these must be paid for, too; all of them if None.
-            title: What the run says of itself.
+            title: A description of the run.
             journal: Where the run writes its releases ahead.
 
         Returns:
             How many of the events ahead are paid for.
 
         Raises:
-            BudgetError: If that and what other accounts have exceed the budget. Nothing is written.
+            BudgetError: If the total with all other accounts exceeds the budget. Nothing is written.
         """
         event, wanted = (None, 0) if ahead is None else ahead
         with self._transaction() as database:
@@ -188,7 +188,7 @@ class DataLedger:
         return granted
 
     def settle(self, account: str, entries: Entries) -> None:
-        """Replaces an account's reservation by what it released.
+        """Replaces an account's reservation with what it released.
 
         Raises:
             ValueError: If there is no such account, or it has released more.
@@ -202,7 +202,7 @@ class DataLedger:
             write_account(database, replace(old, entries=entries, finished=True), self.relation)
 
     def _check_kept(self, accounts: list[Account], account: str, entries: Entries) -> None:
-        """Raises if an account that has finished, and so has released what it says, would say less."""
+        """Raises if a finished account would hold less than it has released."""
         for one in accounts:
             if one.id == account and one.finished and one.entries != entries:
                 had, has = self._composed(one.entries), self._composed(entries)
@@ -217,14 +217,14 @@ class DataLedger:
         return next((one for one in self.spendings() if one.id == account), None)
 
     def set_journal(self, account: str, journal: str | None) -> None:
-        """Writes down where the run of an account writes its releases ahead from now on."""
+        """Sets where the run of an account writes its releases ahead from now on."""
         with self._transaction() as database:
             for one in read_accounts(database):
                 if one.id == account:
                     write_account(database, replace(one, journal=journal), self.relation)
 
     def spendings(self) -> list[Account]:
-        """Returns what each account has, in the order of their first reservations."""
+        """Returns all accounts, in the order of their first reservations."""
         with self._transaction() as database:
             return read_accounts(database)
 
@@ -237,7 +237,7 @@ class DataLedger:
         return self._composed(account.entries)
 
     def noise_multiplier(self, *, sampling_rate: float, steps: int) -> float:
-        """The least noise with which a run of so many Poisson-sampled steps keeps the rest of the budget.
+        """Finds the least noise with which a run of Poisson-sampled steps keeps the rest of the budget.
 
         Raises:
             BudgetError: If nothing is left.
@@ -273,7 +273,7 @@ class DataLedger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Alone with the file: another process waits."""
+        """Opens a transaction that is alone with the file: other processes wait."""
         database = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT, isolation_level=None)
         try:
             database.execute("PRAGMA synchronous = FULL")

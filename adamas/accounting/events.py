@@ -26,7 +26,7 @@ _EVENTS: dict[str, type[dp_accounting.DpEvent]] = {
 def append(
     entries: list[tuple[dp_accounting.DpEvent, int]], event: dp_accounting.DpEvent, count: int = 1
 ) -> None:
-    """Appends an event, or counts it with the last one if they are equal."""
+    """Appends an event, or adds to the count of the last one if they are equal."""
     if entries and entries[-1][0] == event:
         count += entries.pop()[1]
     entries.append((event, count))
@@ -58,7 +58,7 @@ def without(entries: Entries, others: Entries) -> Entries:
 
 
 def sampled_gaussian(event: dp_accounting.DpEvent) -> tuple[float, float | None]:
-    """The sampling rate and noise multiplier of a Gaussian event; None if it is of another kind."""
+    """Returns the sampling rate and noise multiplier of a Gaussian event; None for any other event."""
     rate = 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         rate, event = event.sampling_probability, event.event
@@ -66,7 +66,7 @@ def sampled_gaussian(event: dp_accounting.DpEvent) -> tuple[float, float | None]
 
 
 def joined(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """Several Gaussians on one sampled batch as the one that they amount to, which PLD can bound."""
+    """Replaces several Gaussians on one sampled batch by the one that they amount to, which PLD can bound."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return dp_accounting.SelfComposedDpEvent(joined(event.event), event.count)
     if isinstance(event, dp_accounting.ComposedDpEvent):
@@ -84,10 +84,10 @@ def joined(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
 
 
 def single_events(entries: Entries) -> list[tuple[dp_accounting.DpEvent, int]] | None:
-    """The single events of entries, each once, with how often it happened; None if one hides nothing.
+    """Breaks entries down into single events, each with its count; None if one of them hides nothing.
 
-    Gaussians without sampling are one Gaussian together. One with more noise than any other is counted as
-    one with `_validate.LARGEST_NOISE_MULTIPLIER`, which costs more.
+    Gaussians without sampling are joined into one. Noise above `_validate.LARGEST_NOISE_MULTIPLIER` is
+    counted as that multiplier, which costs more.
     """
     counts: dict[dp_accounting.DpEvent, int] = {}
     plain: dict[float, int] = {}
@@ -123,7 +123,7 @@ def single_events(entries: Entries) -> list[tuple[dp_accounting.DpEvent, int]] |
 
 
 def _noise(event: dp_accounting.DpEvent) -> float:
-    """The least Gaussian noise in an event, in units of the sensitivity; infinity if it has none."""
+    """Returns the least Gaussian noise in an event, in units of the sensitivity; infinity if it has none."""
     inner = [event.event] if hasattr(event, "event") else getattr(event, "events", [])
     if inner:
         return min(map(_noise, inner))

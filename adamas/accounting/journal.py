@@ -1,13 +1,13 @@
-"""Releases that were begun since the last checkpoint, on disk before they are made.
+"""Writes releases since the last checkpoint to disk before they are made.
 
-A run that dies has released more than its checkpoint says. The journal is written ahead: a release is a
-record on disk before its noise is drawn, so that whatever kills the run, the records are at least what was
-released.
+A run that dies has released more than its checkpoint says. The journal is written ahead: the record of a
+release is on disk before its noise is drawn. So the records cover everything that was released, whatever
+kills the run.
 
 A journal begins with a random token, which its checkpoint names. Each record has a sequence number, and a
-digest that covers all records before it: a record that was changed, lost or added is noticed, and the file is
-refused. A record at the end that is not whole was not followed by a release. What nobody can notice is a file
-that was cut exactly between two records, or replaced by an older copy of itself.
+digest that covers all records before it. A file in which a record was changed, lost or added is refused. An
+incomplete record at the end was not followed by a release. Two changes cannot be noticed: a file that was cut
+exactly between two records, and one that was replaced by an older copy of itself.
 
 While a run is alive it holds a lock on its journal, so that no other process continues its checkpoint.
 """
@@ -37,9 +37,9 @@ class Release(NamedTuple):
     Attributes:
         step: The step on whose batch it was made, from 0.
         noise_multiplier: Its multiplier.
-        identity: Names all that the release is made of but the attempt: `Noise.identify`. Empty where the
-            noise is never drawn again.
-        attempt: How many times the draw was made for something else before.
+        identity: Names everything that the release is made of, except the attempt: `Noise.identify`. Empty
+            where the noise is never drawn again.
+        attempt: How many times the draw was made before, for something else.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Release(NamedTuple):
     attempt: int = 0
 
     def repeats(self, other: "Release") -> bool:
-        """Whether both are the same to the last bit."""
+        """Tells whether both are the same to the last bit."""
         return bool(self.identity) and self[:3] == other[:3]
 
     def plain(self) -> list[Any]:
@@ -101,7 +101,7 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether what follows belongs into this journal, or can be told nowhere."""
+        """Whether later releases belong into this journal, or can be recorded nowhere."""
         return self.locked or self._abandoned
 
     def token(self) -> str | None:
@@ -158,7 +158,7 @@ class Journal:
         self._digest, self._size, self._next, self._part = digest, _HEADER_BYTES, 0, 0
 
     def cancel(self) -> None:
-        """Forgets what was prepared."""
+        """Removes the file that was prepared."""
         if self._prepared is not None:
             temporary, handle, _ = self._prepared
             os.close(handle)
@@ -172,7 +172,7 @@ class Journal:
         self._abandoned = True
 
     def append(self, releases: list[Release]) -> None:
-        """Puts releases on disk; if that fails it raises, and they must not be made."""
+        """Writes releases to disk. If it raises, they must not be made."""
         self._check_owner()
         assert self._handle is not None
         digest, number, records = self._digest, self._next, b""
@@ -199,7 +199,7 @@ class Journal:
         self._digest, self._size, self._next = digest, self._size + len(records), number
 
     def check(self, token: str) -> None:
-        """Raises what `read` would raise, and takes nothing over."""
+        """Raises what `read` would raise, without taking the journal over."""
         holder = _holders.get(self.path.resolve(), lambda: None)()
         handle = _open(self.path) if holder is not None and holder.locked else _open_locked(self.path)
         try:
@@ -208,9 +208,9 @@ class Journal:
             os.close(handle)
 
     def read(self, token: str) -> list[list[Release]]:
-        """Returns the releases of the journal with this token, those of each process, and locks it.
+        """Locks the journal with this token, and returns its releases by process.
 
-        What is appended from then on is that of another process.
+        Releases that are appended later count as those of a new process.
 
         Raises:
             ValueError: If there is no such journal, or it is damaged.
@@ -260,13 +260,13 @@ class Journal:
     def _check_owner(self) -> None:
         if self._abandoned:
             raise RuntimeError(
-                f"The checkpoint of {self.path} was replaced, and then writing failed: nobody could tell "
-                "what follows it. Save the run again (run.save) and go on."
+                f"The checkpoint of {self.path} was replaced, and then writing failed: later releases "
+                "would be lost. Save the run again (run.save) and go on."
             )
         if self.taken_over:
             raise RuntimeError(
-                f"Another run has loaded or replaced the checkpoint of {self.path}, and keeps the journal: "
-                "this run could not tell what it releases. Go on with the other run, or save this one again "
+                f"Another run has loaded or replaced the checkpoint of {self.path}, and holds the journal: "
+                "this run cannot record its releases. Go on with the other run, or save this one again "
                 "(run.save) and go on with it."
             )
 
@@ -275,7 +275,7 @@ _holders: dict[Path, "weakref.ref[Journal]"] = {}
 
 
 def _let_go() -> None:
-    """Closes the journals in a forked child, which would keep their locks when its parent is gone."""
+    """Closes the journals in a forked child. It would keep their locks after its parent ended."""
     for holder in _holders.values():
         journal = holder()
         if journal is not None:
@@ -287,7 +287,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _open_locked(path: Path) -> int:
-    """Opens a journal and locks it; another run of this process loses it."""
+    """Opens a journal and locks it, taking it from another run of this process."""
     while True:
         earlier = _holders.get(path.resolve(), lambda: None)()
         if earlier is not None and earlier.locked:
@@ -309,8 +309,8 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:
         raise ValueError(
-            f"Expected {path} beside its checkpoint, found no file: without it nobody knows what was "
-            "released after the checkpoint was written. Copy both files together."
+            f"Expected {path} beside its checkpoint, found no file: it holds what was released "
+            "after the checkpoint was written. Copy both files together."
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""What was released, as `dp_accounting` events; epsilon on demand.
+"""Records releases as `dp_accounting` events, and composes epsilon on demand.
 
 Recording a step takes microseconds and composing takes a second, so a run records at every step and
-composes when somebody asks.
+composes only when asked.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Ledger:
-    """The events of everything that was released on one data set.
+    """Records the events of everything that was released on one data set.
 
     Args:
         relation: The neighbouring relation under which all events hold.
@@ -66,7 +66,7 @@ class Ledger:
     def of(
         cls, entries: Iterable[tuple[dp_accounting.DpEvent, int]], relation: NeighboringRelation
     ) -> "Ledger":
-        """Returns a ledger of these events, with how many times each happened."""
+        """Returns a ledger of events with their counts."""
         ledger = cls(relation)
         for event, count in entries:
             if count:
@@ -80,14 +80,14 @@ class Ledger:
 
     @property
     def entries(self) -> list[tuple[dp_accounting.DpEvent, int]]:
-        """Events in their order, each with how many times it happened in a row."""
+        """Events in order, each with how many times in a row it happened."""
         entries = list(self._closed)
         if self._open_unit is not None:
             append(entries, self._open_event())
         return entries
 
     def record(self, event: dp_accounting.DpEvent, count: int = 1) -> None:
-        """Adds an event that stands for itself."""
+        """Adds an event with its count."""
         _validate.count(count=count)
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"Expected event={event!r} to be a dp_accounting.DpEvent.")
@@ -97,8 +97,8 @@ class Ledger:
     def record_release(self, sampler: Sampler, step: int, noise_multiplier: float) -> None:
         """Adds a Gaussian release of sensitivity 1 on the batch that a sampler drew for a step.
 
-        Releases on one batch are one event of the sampler, and so are all batches of an epoch for a
-        sampler whose batches do not overlap. A batch is finished when the next one has a release.
+        All releases on one batch make one event of the sampler; for a sampler whose batches do not overlap,
+        all batches of an epoch do. A batch is finished when the next one has a release.
         """
         _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         if sampler.relation != self.relation:
@@ -119,14 +119,14 @@ class Ledger:
         self._cache.clear()
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """The smallest epsilon that the accountant can show for everything recorded, at this delta."""
+        """Returns the smallest epsilon at delta that the accountant can show for everything recorded."""
         key = (delta, accountant)
         if key not in self._cache:
             self._cache[key] = composed_epsilon(self.entries, delta, accountant, self.relation)
         return self._cache[key]
 
     def copy(self) -> "Ledger":
-        """An independent ledger with the same records."""
+        """Returns an independent ledger with the same records."""
         other = Ledger(self.relation)
         other._closed = list(self._closed)
         other._open_unit = self._open_unit
@@ -135,7 +135,7 @@ class Ledger:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """The records as plain data that JSON can hold."""
+        """Returns the records as plain data that JSON can hold."""
         state: dict[str, Any] = {
             "relation": self.relation.name,
             "entries": [{"event": encode(event), "count": count} for event, count in self._closed],
@@ -149,13 +149,13 @@ class Ledger:
         return state
 
     def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
-        """Replaces the records by saved ones.
+        """Replaces the records with saved ones.
 
         Args:
             state: What `state_dict` returned.
-            sampler: The sampler of the run that continues, so that another release on its last batch
-                joins the event of that batch. Without it the batch counts as finished, as it is for
-                a ledger that is only read.
+            sampler: The sampler of the run that continues: another release on its last batch then joins
+                the event of that batch. Without it the batch counts as finished, which suits a ledger
+                that is only read.
         """
         entries = [(decode(entry["event"]), entry["count"]) for entry in state["entries"]]
         self._relation = NeighboringRelation[state["relation"]]
@@ -184,14 +184,14 @@ class Ledger:
 
 
 class RunLedger(Ledger):
-    """A ledger that forgets nothing."""
+    """The ledger of a run, which forgets nothing."""
 
     def load_state_dict(self, state: dict[str, Any], sampler: Sampler | None = None) -> None:
-        """Takes over saved records, if there are none."""
+        """Loads saved records into an empty ledger; otherwise raises."""
         if self.entries:
             raise RuntimeError(
-                "Expected the ledger of a run that has released nothing: saved records would take the place "
-                "of its own. Read them into a new adamas.Ledger, or continue a run by adamas.load."
+                "Expected the ledger of a run that has released nothing: saved records would replace "
+                "its own. Read them into a new adamas.Ledger, or continue a run by adamas.load."
             )
         super().load_state_dict(state, sampler)
 

@@ -20,8 +20,8 @@ class Losses:
     """The distribution of one privacy loss.
 
     Attributes:
-        probabilities: Of the losses `(lowest + i) * width`.
-        lowest: See there.
+        probabilities: `probabilities[i]` belongs to the loss `(lowest + i) * width`.
+        lowest: The number of the first cell.
         infinite: The probability of an infinite loss.
     """
 
@@ -48,7 +48,7 @@ def largest_loss(event: dp_accounting.DpEvent, discarded: float) -> float:
 def losses_of(
     event: dp_accounting.DpEvent, relation: NeighboringRelation, width: float, discarded: float
 ) -> tuple[Losses, ...]:
-    """The losses of an event for one record less and one record more, or for both at once.
+    """Returns the losses of an event for removing and for adding a record, or one for both.
 
     `discarded` is the logarithm of the probability that may be counted as an infinite loss.
     """
@@ -80,7 +80,7 @@ def losses_of(
 
 
 def _connected(mechanism: GaussianPrivacyLoss, width: float) -> Losses:
-    """By connect-the-dots (Doroshenko et al., 2022, algorithm 1): delta is exact at each cell."""
+    """Discretises by connect-the-dots (Doroshenko et al., 2022, algorithm 1): delta is exact at each cell."""
     bounds = mechanism.connect_dots_bounds()
     low, high = math.floor(bounds.epsilon_lower / width), math.ceil(bounds.epsilon_upper / width)
     high = max(high, low + 1)
@@ -94,7 +94,7 @@ def _connected(mechanism: GaussianPrivacyLoss, width: float) -> Losses:
 
 
 def _deltas(mechanism: GaussianPrivacyLoss, epsilons: np.ndarray) -> np.ndarray:
-    """`mechanism.get_delta_for_epsilon`, without a call of Python for each of them.
+    """Vectorizes `mechanism.get_delta_for_epsilon`.
 
     A loss above epsilon is an outcome below some x. With q the sampling rate and z the noise,
 
@@ -109,9 +109,9 @@ def _deltas(mechanism: GaussianPrivacyLoss, epsilons: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         deltas = np.maximum(-np.expm1(epsilons), 0.0) if sign == 1 else np.zeros_like(epsilons)
         exponents = sign * epsilons if rate == 1 else np.log((rate + np.expm1(sign * epsilons)) / rate)
-    # No outcome has so small a loss for one record less, or so large a one for one record more.
+    # Outcomes with such a loss do not exist: too small after a removal, too large after an addition.
     exponents = np.where(np.isnan(exponents), -math.inf, exponents)
-    # expm1 of hundreds is infinite, where 1 is nothing beside it.
+    # expm1 of hundreds overflows; the 1 is negligible there.
     exponents = np.where(sign * epsilons > 500, sign * epsilons - math.log(rate), exponents)
     finite = np.isfinite(exponents)
     cutoffs = sign * (-variance * exponents[finite] - 0.5)
@@ -129,7 +129,7 @@ def _distribution(
     width: float,
     discarded: float,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Events other than Gaussians, as `dp_accounting` has them."""
+    """Builds the distribution of an event other than a Gaussian with `dp_accounting`."""
     pld = privacy_loss_distribution
     cells = {"value_discretization_interval": width}
     if isinstance(event, dp_event.TruncatedSubsampledGaussianDpEvent):

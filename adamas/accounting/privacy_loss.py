@@ -1,8 +1,8 @@
-r"""Privacy loss distributions, composed with a bound on everything that is rounded.
+r"""Composes privacy loss distributions, with a bound on everything that is rounded.
 
 A mechanism's privacy loss has the values :math:`l_i = i h` with probabilities :math:`p_i`, and is infinite
-with probability :math:`p_\infty`; `dp_accounting` finds these, rounded up by its connect-the-dots method. Of
-mechanisms :math:`j` that are used :math:`n_j` times each, losses add up:
+with probability :math:`p_\infty`; these are rounded up by the connect-the-dots method. If mechanism :math:`j`
+is used :math:`n_j` times, the losses add up:
 
 .. math:: \delta(\epsilon) = p_\infty + \sum_{l > \epsilon} \left(1 - e^{\epsilon - l}\right) p(l),
    \qquad p = \mathop{*}_j\, p_j^{*n_j}                                                         \qquad (1)
@@ -42,16 +42,17 @@ _OUTSIDE = 1e-18  # tilted mass on either side of the window
 
 
 def epsilon(counts: Counts, delta: float, relation: NeighboringRelation, width: float) -> float:
-    """An upper bound of the epsilon of mechanisms that are used so many times each, or infinity.
+    """Computes an upper bound on the epsilon of mechanisms with their counts; infinity if there is none.
 
     Args:
         counts: Events that `dp_accounting`'s PLD accountant has a bound for, none of them composed of others.
-        delta: At this delta.
+        delta: The delta of the answer.
         relation: The neighbouring relation.
-        width: Of the cells into which losses are rounded up; wider where they would be too many.
+        width: Width of the cells into which losses are rounded up. Cells get wider where they would be too
+            many.
     """
     total = sum(count for _, count in counts)
-    # In steps, so that distributions are found again.
+    # In steps, so that cached distributions are used again.
     discarded = 25.0 * min(-2, math.floor((math.log(delta) - math.log(total) - 10) / 25))
     reach = max(largest_loss(event, discarded) for event, _ in counts)
     width = _wider(width, 2 * reach / width)
@@ -76,7 +77,7 @@ def _wider(width: float, cells: float) -> float:
 
 
 def _epsilon(kinds: list[Losses], counts: list[int], delta: float, width: float) -> tuple[float, int]:
-    """Epsilon in one direction, and the number of cells that it takes; infinity if they are too many."""
+    """Computes epsilon in one direction, and the number of cells; infinity if they are too many."""
     total = sum(counts)
     infinite = -math.expm1(
         sum(n * math.log1p(-min(one.infinite, 1 - _UNIT)) for one, n in zip(kinds, counts, strict=True))
@@ -97,7 +98,7 @@ def _epsilon(kinds: list[Losses], counts: list[int], delta: float, width: float)
     weights = np.maximum(np.roll(weights, -(low % size)), 0.0)
     error += 4 * _OUTSIDE + sum(n * one.error for one, n in zip(tilted, counts, strict=True))
     start = sum(n * one.lowest for one, n in zip(tilted, counts, strict=True)) + low
-    # No loss is above the sum of the largest ones, so that only the infinite ones are left there.
+    # No finite loss is above the sum of the largest ones.
     most = sum(n * (one.lowest + len(one.probabilities) - 1) for one, n in zip(kinds, counts, strict=True))
     found = min(_smallest(weights, start, tilt, constant, error, math.log(left), width), most * width)
     return found * (1 + 4 * _UNIT) + total * _PROBABILITY_ERROR, size
@@ -105,7 +106,7 @@ def _epsilon(kinds: list[Losses], counts: list[int], delta: float, width: float)
 
 @dataclass(frozen=True, eq=False)
 class _Tilted:
-    """A tilted distribution: its weights from `lowest` on, K of (2), and the rounding of all weights."""
+    """A tilted distribution: its weights from cell `lowest` on, K of (2), and the rounding of all weights."""
 
     weights: np.ndarray
     lowest: int
@@ -116,8 +117,8 @@ class _Tilted:
 def _best_tilt(
     kinds: list[Losses], values: list[np.ndarray], counts: list[int], log_delta: float, width: float
 ) -> float:
-    """The tilt with which Chernoff's bound on epsilon is the least. Any other would be right as well."""
-    # In blocks of cells, each in its centre, which are enough to choose by.
+    """Finds the tilt that minimises Chernoff's bound on epsilon. Any other would be correct, too."""
+    # Blocks of cells, each at its mean, are enough to choose by.
     blocks = [_in_blocks(one.probabilities, x) for one, x in zip(kinds, values, strict=True)]
 
     def bound(log_tilt: float) -> float:
@@ -132,7 +133,7 @@ def _best_tilt(
 
 
 def _in_blocks(probabilities: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithms of sums of neighbouring probabilities, and the mean of the values of each sum."""
+    """Adds up neighbouring probabilities: returns the logarithms of the sums, and the mean value of each."""
     starts = np.arange(0, len(values), max(1, len(values) // 2**14))
     sums = np.add.reduceat(probabilities, starts)
     means = np.add.reduceat(probabilities * values, starts)
@@ -141,7 +142,7 @@ def _in_blocks(probabilities: np.ndarray, values: np.ndarray) -> tuple[np.ndarra
 
 
 def _tilted(one: Losses, values: np.ndarray, tilt: float, dropped: float) -> _Tilted:
-    """The tilted distribution, without cells that together weigh at most `dropped` on each side."""
+    """Tilts a distribution, and drops cells that together weigh at most `dropped` on each side."""
     exponents = _logarithm(one.probabilities) + tilt * values
     constant = _log_sum(exponents)
     weights = np.exp(exponents - constant)
@@ -153,7 +154,7 @@ def _tilted(one: Losses, values: np.ndarray, tilt: float, dropped: float) -> _Ti
 
 
 def _window(tilted: list[_Tilted], counts: list[int]) -> tuple[int, int]:
-    """Cells between which all but `_OUTSIDE` of the composed weight is, on each side, by Chernoff's bound."""
+    """Finds cells outside of which at most `_OUTSIDE` of the composed weight lies on each side (Chernoff)."""
     places = [np.arange(len(one.weights), dtype=float) for one in tilted]
     means = [float(np.dot(one.weights, k)) for one, k in zip(tilted, places, strict=True)]
     mean = math.fsum(n * m for m, n in zip(means, counts, strict=True))
@@ -181,7 +182,7 @@ def _window(tilted: list[_Tilted], counts: list[int]) -> tuple[int, int]:
 
 
 def _convolved(tilted: list[_Tilted], counts: list[int], size: int) -> tuple[np.ndarray, float]:
-    """The weights of all together, modulo `size` cells, and a bound on what they are off in all.
+    """Convolves all weights, modulo `size` cells, and bounds the total error.
 
     A value of a transform is a sum over all cells, each of them multiplied and added `log2(size)` times, so
     that its error is `rounding` times the sum of weights, which is 1. The n-th power has n times that. By the
@@ -196,7 +197,7 @@ def _convolved(tilted: list[_Tilted], counts: list[int], size: int) -> tuple[np.
         log_bound += n * np.log(magnitude + rounding)
         factors += n * (rounding + 8 * _UNIT * magnitude) / (magnitude + rounding)
     bound = np.exp(log_bound)
-    # Most of the product is nothing, and stays out of it: then all of it is error.
+    # Most of the product is negligible: it is left out, and counted as error.
     kept = log_bound > math.log(_OUTSIDE / size)
     product = np.zeros(size // 2 + 1, dtype=complex)
     product[kept] = math.prod(
@@ -218,7 +219,7 @@ def _smallest(
     log_delta: float,
     width: float,
 ) -> float:
-    """The least epsilon, 0 or above, whose delta by (1) and (2) is small enough, errors included."""
+    """Finds the least epsilon >= 0 whose delta by (1) and (2), errors included, is small enough."""
     # For each cell i as epsilon: sums over j >= i of w_j e^(-tilt (j - i) width), and with tilt + 1.
     sums, discounted = (
         signal.lfilter([1.0], [1.0, -math.exp(-rate * width)], weights[::-1])[::-1]
@@ -249,6 +250,6 @@ def _logarithm(probabilities: np.ndarray) -> np.ndarray:
 
 
 def _log_sum(exponents: np.ndarray) -> float:
-    """The logarithm of the sum of exponentials."""
+    """Computes the logarithm of the sum of exponentials."""
     largest = float(exponents.max())
     return largest + math.log(float(np.exp(exponents - largest).sum()))

@@ -1,6 +1,6 @@
-"""The owner of what a run spends: plan, ledger, budget, reservations and journals.
+"""Owns what a run spends: plan, ledger, budget, reservation and journals.
 
-`Spending.charge` is the only way to a release. It does these things in this order, and if one of them raises,
+`Spending.charge` is the only way to a release. It takes four steps in this order, and if one of them raises,
 nothing is released:
 
     plan      the release is one that was planned, and the budget pays for it
@@ -9,10 +9,10 @@ nothing is released:
     record    the ledger has it
 
 **Keys.** With a given seed, the noise of a release is a function of the seed and of a draw counter. A run
-that continues a checkpoint comes to draws that were made before it died. `charge` compares what it is about
-to release with the journal: if it is the same to the last bit, it is the same release, and costs nothing; if
-it is not, it gets a key of its own, and is charged. So does a release whose multiplier `extend` has changed,
-and one whose draw counter is not that of its step, after a second release on a batch or a batch without one.
+that continues a checkpoint repeats draws that were made before it died. `charge` compares what it is about to
+release with the journal. If both are the same to the last bit, it is the same release, and costs nothing.
+Otherwise it gets a key of its own, and is charged. A release also gets a key of its own if `extend` has
+changed its multiplier, or if its draw counter differs from its step.
 """
 
 import os
@@ -38,7 +38,7 @@ from adamas.sampling import Sampler
 
 
 class Spending:
-    """What a run may release, has released, and has reserved.
+    """Owns what a run may release, has released, and has reserved.
 
     Args:
         sampler: How the batches of the releases are drawn.
@@ -48,12 +48,12 @@ class Spending:
         data_ledger: Where the run reserves what it plans to release; None for nowhere.
         ranks: The processes of a data-parallel run, of which one writes.
         title: What the data set's ledger calls the run.
-        enforced: Whether plan and budget hold. False for replays, whose releases nobody sees.
+        enforced: Whether plan and budget hold. False for replays, whose releases are not seen.
 
     Attributes:
         enforced: As given.
         ledger: The releases, as events.
-        steps_done: Steps whose release was made.
+        steps_done: Steps that have a release.
         journals: Where releases are written ahead.
 
     Example:
@@ -109,7 +109,7 @@ class Spending:
         return self._plan
 
     def complete(self) -> Ledger:
-        """Returns the ledger with what a run that died released at steps that are still to come."""
+        """Returns the ledger, with releases of a run that died at steps that are still to come."""
         if not self._recovered.due:
             return self.ledger
         ledger = self.ledger.copy()
@@ -121,7 +121,7 @@ class Spending:
         return self.complete().epsilon(self.delta, accountant or self.accountant)
 
     def rehearsal(self) -> "Spending":
-        """Returns the spending of a replay: with the same plan, which nobody enforces, and without files."""
+        """Returns the spending of a replay: the same plan, not enforced, and without files."""
         return Spending(
             self.sampler,
             self._plan,
@@ -136,12 +136,12 @@ class Spending:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                "This run was made in another process: a fork would repeat its noise, and spend what its "
-                "ledger does not know. Call make_private in the process that trains."
+                "This run was made in another process: a fork would repeat its noise, and its ledger "
+                "would not know what it spends. Call make_private in the process that trains."
             )
 
     def check(self, step: int) -> None:
-        """Raises `BudgetError` if a release on the batch of a step is not planned or not paid for."""
+        """Raises `BudgetError` unless a release on the batch of a step is planned and paid for."""
         self._check_process()
         if not self.enforced:
             return
@@ -179,10 +179,10 @@ class Spending:
 
         Args:
             step: The step.
-            multipliers: Of each release. The first one draws the noise.
-            identify: Names the release; see `Noise.identify`. It is called where there is a journal.
-            draw: The draw counter of the noise. It equals the step in a run with one release at each step,
-                which is the default.
+            multipliers: The noise multiplier of each release. The first one draws the noise.
+            identify: Names the release; see `Noise.identify`. It is called if there is a journal.
+            draw: The draw counter of the noise. By default it is the step, as in a run with one release at
+                each step.
         """
         self.check(step)
         if any(z not in (self._plan.noise_multiplier, 0.0) for z in multipliers):
@@ -207,7 +207,7 @@ class Spending:
         return first.attempt, *struct.unpack("<Q", struct.pack("<d", first.noise_multiplier)), step
 
     def _record_in(self, ledger: Ledger, releases: Sequence[Release]) -> None:
-        """Records releases, and before them what a run that died has released up to their step."""
+        """Records releases, after those of a run that died up to their step."""
         step = releases[0].step
         self._recovered.record_until(step, ledger, self.sampler)
         for release in releases:
@@ -215,7 +215,7 @@ class Spending:
                 ledger.record_release(self.sampler, step, release.noise_multiplier)
 
     def _after(self, releases: Sequence[Release]) -> Entries:
-        """Returns the events after these releases, with all that a run that died has released."""
+        """Returns the events after these releases, with all releases of a run that died."""
         planned = self.ledger.copy()
         self._record_in(planned, releases)
         self._recovered.record_later(releases[0].step, planned, self.sampler)
@@ -267,7 +267,7 @@ class Spending:
         if self._reservation.covers(now):
             return
         paid = len({self.sampler.unit(release.step) for release in self._recovered.later(step)})
-        # What was made may be repeated, and then costs nothing.
+        # Releases that were made may be repeated, and then cost nothing.
         wanted = max(0, self._units_after(step) - paid)
         granted = self._reservation.reserve(
             now,
@@ -304,13 +304,13 @@ class Spending:
     # --- files ----------------------------------------------------------------------------------------
 
     def recover(self, parts: Sequence[Sequence[Release]], *, repeatable: bool) -> None:
-        """Takes over what was released after the run was saved.
+        """Takes over releases that were made after the run was saved.
 
         Args:
             parts: The releases of each process that died.
-            repeatable: Whether batches and noise are the same again: then a release is compared with those
-                that were made before, when its step comes. Otherwise all are recorded at once, beside those
-                that this run will make.
+            repeatable: Whether this run draws the same batches and noise again. Then each release is
+                compared with the earlier ones at its step. Otherwise all are recorded at once, in addition
+                to those that this run will make.
         """
         if repeatable:
             self._recovered.add(release for part in parts for release in part)
@@ -321,7 +321,7 @@ class Spending:
         self._take_over_account()  # the next file that is written names this run's own account
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that a run which continues this one must know, as plain data."""
+        """Returns everything that a continuing run must know, as plain data."""
         account, before = self._reservation.state()
         return {
             "plan": [self._plan.steps, self._plan.noise_multiplier, self._plan.budget],

@@ -1,4 +1,4 @@
-"""Runs and tables of papers as one HTML page: what was promised, what came out, what the rule did.
+"""Writes runs and tables of papers as one HTML page: the guarantee, the outcome, what the rule did.
 
 The page needs no network. All words are escaped; its only script sorts tables, and it can be read without.
 """
@@ -17,7 +17,7 @@ __all__ = ["default_folder", "write_report"]
 
 
 def write_report(folders: Sequence[Path], out: Path) -> list[str]:
-    """Writes a page about what some folders hold.
+    """Writes a page about the runs and tables in some folders.
 
     Args:
         folders: Each as `adamas train --out` wrote it, or the results of a table (`results.jsonl`, with the

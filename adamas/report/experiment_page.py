@@ -1,4 +1,4 @@
-"""The part of a page about a table of a paper: claim, privacy, numbers, figures, settings."""
+"""Builds the part of a page about a table of a paper: claim, privacy, numbers, figures, settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -33,7 +33,7 @@ _NEAR = 1.0  # points
 
 
 def index(outcomes: Sequence[Outcome], level: int) -> str:
-    """The tables of a page, with how far they are and how near to the paper."""
+    """Lists the tables of a page, with their progress and their distance from the paper."""
     items = []
     for i, outcome in enumerate(outcomes):
         facts = _facts(outcome)
@@ -47,7 +47,7 @@ def index(outcomes: Sequence[Outcome], level: int) -> str:
 
 
 def experiment_warnings(outcome: Outcome) -> Iterator[str]:
-    """A warning that names the rows with a run that is not private, if there are any."""
+    """Returns a warning that names the rows with a run that is not private, if there are any."""
     rows = outcome.not_private()
     if rows:
         yield warning(
@@ -57,7 +57,7 @@ def experiment_warnings(outcome: Outcome) -> Iterator[str]:
 
 
 def experiment_parts(outcome: Outcome, level: int, anchor: str) -> Iterator[str]:
-    """All about a table; its title is a heading of a level."""
+    """Yields everything about a table. Its title is a heading of the given level."""
     table = outcome.table
     yield heading(level, table.title, anchor)
     yield f'<p class="muted">{escape(table.source)} · <code>adamas reproduce {escape(table.name)}</code></p>'
@@ -130,7 +130,7 @@ def _figures(outcome: Outcome, level: int) -> Iterator[str]:
 
 
 def _partitions(outcome: Outcome) -> list[str]:
-    """How the first seed's examples are spread over clients, in each column that has another spread."""
+    """Shows how the first seed's examples are spread over clients, once for each different spread."""
     drawn: dict[str, str] = {}
     for column in outcome.columns:
         lines = [line for line in outcome.lines if line["column"] == column and line.get("label_counts")]
@@ -142,7 +142,7 @@ def _partitions(outcome: Outcome) -> list[str]:
 
 
 def _moments(outcome: Outcome, level: int) -> Iterator[str]:
-    """Statistics and histograms of the moments in the first and the last column that have them."""
+    """Shows statistics and histograms of the moments, in the first and the last column that have them."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for column in outcome.columns:
         for row in outcome.rows:
@@ -200,7 +200,7 @@ def _settings(outcome: Outcome) -> Iterator[str]:
 
 
 def _changes(one: Any) -> dict[str, Any]:
-    """What a row or a column changes, the cells of a row included."""
+    """Returns the settings that a row or a column changes, the cells of a row included."""
     return {**one.settings, **{f"in {name}": dict(v) for name, v in getattr(one, "columns", {}).items()}}
 
 

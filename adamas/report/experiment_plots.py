@@ -1,4 +1,4 @@
-"""The plots of a table: accuracy against epsilon, learning curves, ours against the published, state."""
+"""Draws the plots of a table: accuracy against epsilon, learning curves, ours against published, state."""
 
 import statistics
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _NAMED = 9  # in the sentence about a plot
 
 
 def accuracy_figures(outcome: Outcome) -> list[str]:
-    """Accuracy against epsilon where the columns differ in it, else a figure for each column."""
+    """Draws accuracy against epsilon if the columns differ in it, else a figure for each column."""
     if outcome.along_epsilon():
         rows = list(outcome.table.rows)
         crowded = _crowded(outcome)
@@ -28,7 +28,7 @@ def accuracy_figures(outcome: Outcome) -> list[str]:
 
 
 def _crowded(outcome: Outcome) -> list[str]:
-    """The better rows, at least half, if they share a small part of the axis; else none."""
+    """Picks the better rows, at least half, if they share a small part of the axis; else none."""
     means: dict[str, list[float]] = {}
     for (row, _), summary in outcome.summaries.items():
         means.setdefault(row, []).append(summary.mean)
@@ -87,7 +87,7 @@ def _round_ticks(axis: Any) -> None:
 
 
 def _epsilon_ticks(ax: Any, values: Sequence[float]) -> None:
-    """Ticks where the columns are, those left out that would touch."""
+    """Puts ticks at the columns, except where they would touch."""
     low, high = values[0], values[-1]
     wide = high > 3 * low
     if wide:
@@ -102,7 +102,7 @@ def _epsilon_ticks(ax: Any, values: Sequence[float]) -> None:
 
 
 def _one_column(outcome: Outcome, column: str) -> str:
-    """Rows below one another: ours with its deviation, and the published as an empty marker."""
+    """Draws one row below the other: ours with its deviation, the published one as an empty marker."""
     rows = [
         name
         for name, row in outcome.table.rows.items()
@@ -135,7 +135,7 @@ def _one_column(outcome: Outcome, column: str) -> str:
 
 
 def scatter(outcome: Outcome) -> str:
-    """Each cell that the paper has: ours over the published, with the diagonal."""
+    """Draws our accuracy over the published one for each cell that the paper has, with the diagonal."""
     pairs = outcome.pairs
     if not pairs:
         return ""
@@ -178,7 +178,7 @@ def _name(outcome: Outcome, pair: Pair) -> str:
 
 
 def learning_curves(outcome: Outcome, column: str) -> str:
-    """Accuracy over the steps, or rounds, of a column's runs, one curve for each row."""
+    """Draws accuracy over the steps, or rounds, of a column's runs, one curve for each row."""
     figure, ax = axes(_LARGE[0], 3.2)
     spoken = []
     for row in outcome.rows:
@@ -204,7 +204,7 @@ def learning_curves(outcome: Outcome, column: str) -> str:
 
 
 def mean_curve(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
-    """Step, mean accuracy and deviation in percent, at the steps that all of some runs have."""
+    """Returns step, mean accuracy and deviation in percent, at the steps that all runs share."""
     curves = [{int(step): 100 * float(value) for step, value in line["curve"]} for line in lines]
     shared = set(curves[0]).intersection(*curves[1:]) if curves else set()
     points = []
@@ -216,7 +216,7 @@ def mean_curve(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
 
 
 def state_figure(outcome: Outcome) -> str:
-    """Bytes of the optimizer's state for each parameter, a bar for each row."""
+    """Draws the bytes of optimizer state per parameter, a bar for each row."""
     sizes = {row: state_of(outcome, row) for row in outcome.rows}
     known = {row: size for row, size in sizes.items() if size is not None}
     if not known:
@@ -239,6 +239,6 @@ def state_figure(outcome: Outcome) -> str:
 
 
 def state_of(outcome: Outcome, row: str) -> float | None:
-    """Bytes of state for each parameter, the largest of a row's runs."""
+    """Returns the bytes of state per parameter, the largest of a row's runs."""
     found = [line.get("state_bytes_per_parameter") for line in outcome.lines if line["row"] == row]
     return max((float(size) for size in found if size is not None), default=None)

@@ -1,4 +1,4 @@
-"""Figures of federated trainings: which client has which classes, and the accuracy over the rounds."""
+"""Draws figures of federated trainings: the classes of each client, and the accuracy over the rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _MOST_CLIENTS = 60  # more bars cannot be told apart
 
 
 def partition_card(counts: Sequence[Sequence[int]], title: str) -> str:
-    """How many examples of each class each client has: a bar for each client, a colour for each class."""
+    """Draws how many examples of each class a client has: a bar per client, a colour per class."""
     shown = [[max(0, int(number(value))) for value in client] for client in counts[:_MOST_CLIENTS]]
     classes = max(map(len, shown))
     figure, ax = axes(6.4, 2.9)
@@ -36,7 +36,7 @@ def partition_card(counts: Sequence[Sequence[int]], title: str) -> str:
 
 
 def rounds_card(rounds: Sequence[dict[str, Any]]) -> str:
-    """The test accuracy after each round; empty if none was taken."""
+    """Draws the test accuracy after each round; empty if it was not measured."""
     points = [(int(number(one["round"])), 100 * number(one["test_accuracy"])) for one in rounds if _has(one)]
     if not points:
         return ""

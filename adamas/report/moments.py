@@ -1,4 +1,4 @@
-"""What an optimizer did, drawn: the values of `run.diagnostics()` over time, and its histograms."""
+"""Draws what an optimizer did: the values of `run.diagnostics()` over time, and its histograms."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ _NAMED = 6  # in the sentence about a plot
 
 
 def curves(series: Sequence[tuple[str, Lines, tuple[str, ...]]]) -> str:
-    """The panels that have a value in any of the series: a name, the lines of a run, and a place in them."""
+    """Draws the panels that have a value in any series: a name, the lines of a run, and a place in them."""
     figures = []
     for panel in PANELS:
         drawn = []
@@ -140,7 +140,7 @@ def _curve_plot(panel: Panel, names: list[str], drawn: list[tuple[list[float], .
 
 
 def histograms(lines: Sequence[tuple[str, dict[str, Any]]], level: int) -> Iterator[str]:
-    """Second moments and updates in some lines with names, a card for each on the same axis."""
+    """Draws second moments and updates of some named lines, a card for each on the same axis."""
     last = [(name, line) for name, line in lines if at(line, "histograms")]
     for title, kinds, raw, label, marks in (
         ("Second moment", _MOMENTS, "v_hat", "second moment of a coordinate", ("noise_variance", "floor")),

@@ -1,4 +1,4 @@
-"""The numbers of a table: ours over the published, in a table that sorts."""
+"""Builds a sortable table of numbers: ours above the published ones."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +13,7 @@ _FORMS = {"corrected": "corrected", "ours": "not in the paper"}
 
 
 def numbers_legend(outcome: Outcome) -> str:
-    """How to read the numbers."""
+    """Explains how to read the numbers."""
     words = f"{accuracy_name(outcome.table).capitalize()} in percent"
     if outcome.seeds() == [1]:
         words += f", one of {plural(outcome.table.seeds, 'seed')}"
@@ -27,7 +27,7 @@ def numbers_legend(outcome: Outcome) -> str:
 
 
 def numbers_table(outcome: Outcome) -> str:
-    """Mean and deviation of each cell, below it the published ones."""
+    """Builds the table: mean and deviation of each cell, with the published ones below."""
     table = outcome.table
     with_state = "state" in table.measures
     heads = [Field("optimizer" if _are_rules(outcome) else "row")]

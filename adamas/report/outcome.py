@@ -1,4 +1,4 @@
-"""What came out of a table, ready to be shown: cells, pairs with the paper, what a row or column spent."""
+"""Prepares the outcome of a table: cells, pairs with the paper, what a row or column spent."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _PRIVACY = {"noise_multiplier", "epsilon", "delta", "steps", "epochs", "batch_si
 
 @dataclass(frozen=True)
 class Pair:
-    """A cell that the paper has and that was also run."""
+    """A cell that has both a published number and finished runs."""
 
     row: str
     column: str
@@ -23,7 +23,7 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """Ours less the published, in points."""
+        """Ours minus the published, in points."""
         return self.ours - self.published
 
 
@@ -83,7 +83,7 @@ class Outcome:
         return spent
 
     def along_epsilon(self) -> bool:
-        """Whether the columns are points on an axis of epsilon: they differ in it, and in nothing else."""
+        """Whether the columns differ in epsilon only, so that they are points on an axis."""
         changed = {name for column in self.table.columns.values() for name in column.settings}
         values = list(self.epsilons.values())
         return changed <= _PRIVACY and len(values) > 1 and max(values) > 1.02 * min(values)
@@ -94,31 +94,31 @@ class Outcome:
         return [name for name in self.table.rows if name in found]
 
     def seeds(self) -> list[int]:
-        """How many finished runs the cells that have any have; one number if all have as many."""
+        """Returns the numbers of finished runs of cells that have any; one number if all agree."""
         return sorted({summary.runs for summary in self.summaries.values()})
 
     def average(self, spread: str) -> str:
-        """What a point of a plot is, and how its deviation is drawn."""
+        """Says what a point of a plot is, and how its deviation is drawn."""
         return (
             f"Mean of the seeds; {spread}: one standard deviation." if self.seeds()[-1] > 1 else "One seed."
         )
 
     def of(self, row: str, column: str) -> list[Line]:
-        """The finished runs of a cell, in the order of their seeds."""
+        """Returns the finished runs of a cell, in the order of their seeds."""
         found = [line for line in self.lines if (line["row"], line["column"]) == (row, column)]
         return sorted(found, key=lambda line: int(line["seed"]))
 
     def row_title(self, name: str) -> str:
-        """How the table calls a row."""
+        """Returns the title of a row."""
         return self.table.rows[name].title
 
     def column_title(self, name: str) -> str:
-        """How the table calls a column."""
+        """Returns the title of a column."""
         return self.table.columns[name].title
 
 
 def _private(line: Line) -> bool:
-    """Not if any part of the line says otherwise."""
+    """Tells whether a run is private: no part of its line says otherwise."""
     return (
         line["private"] is True
         and isinstance(line["epsilon"], dict)
@@ -132,10 +132,10 @@ def _marked(line: Line) -> Line:
 
 
 def plural(count: int, word: str) -> str:
-    """A number and a word: 1 seed, 2 seeds."""
+    """Formats a number with a word: 1 seed, 2 seeds."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def values_of(lines: Iterable[Line], name: str) -> list[float]:
-    """A field of some lines."""
+    """Returns a field of some lines."""
     return [line[name] for line in lines]

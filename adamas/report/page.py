@@ -1,4 +1,4 @@
-"""The frame of a page, and the pieces that it is made of.
+"""Builds a page from its pieces.
 
 A page needs no network: its policy allows its own style, and the one script that sorts tables, by its hash.
 Arguments called `words` are plain texts, and escaped here; those called `html` are put in as they are.
@@ -32,7 +32,7 @@ class Field:
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A whole page; the script is there only if a table can be sorted."""
+    """Builds a whole page. It has a script only if a table can be sorted."""
     body = "\n".join(part for part in parts if part)
     style = _resource("style.css")
     script = _resource("sort.js") if '<table class="sortable">' in body else ""
@@ -67,35 +67,35 @@ def _resource(name: str) -> str:
 
 
 def heading(level: int, words: str, anchor: str = "") -> str:
-    """A heading, 1 for the page's own."""
+    """Builds a heading; level 1 is the page's own."""
     place = f' id="{anchor}"' if anchor else ""
     return f"<h{level}{place}>{escape(words)}</h{level}>"
 
 
 def paragraph(words: str, kind: str = "") -> str:
-    """A paragraph, with the little Markdown that notes have: **bold** and `code`."""
+    """Builds a paragraph from text with **bold** and `code`."""
     return f"<p{_class(kind)}>{inline(words)}</p>"
 
 
 def inline(words: str) -> str:
-    """A text with **bold** and `code` in it."""
+    """Converts **bold** and `code` in a text."""
     html = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", html)
 
 
 def warning(name: str, why: str) -> str:
-    """What nobody must overlook: something is not private."""
+    """Builds a warning that something is not private."""
     return f'<p class="warning" role="alert"><b>NOT PRIVATE: {escape(name)}.</b> {escape(why)}</p>'
 
 
 def bullets(items: Iterable[str]) -> str:
-    """A list of texts; nothing if there is none."""
+    """Builds a list of texts; empty if there are none."""
     listed = "".join(f"<li>{inline(item)}</li>" for item in items)
     return f"<ul>{listed}</ul>" if listed else ""
 
 
 def definitions(values: Mapping[Any, Any], kind: str = "list") -> str:
-    """Names and values, one below the other."""
+    """Builds a list of names and values."""
     pairs = (f"<dt>{escape(str(name))}</dt><dd>{escape(plain(value))}</dd>" for name, value in values.items())
     if kind == "facts":  # beside one another: each pair stays together
         pairs = (f"<div>{pair}</div>" for pair in pairs)
@@ -103,17 +103,17 @@ def definitions(values: Mapping[Any, Any], kind: str = "list") -> str:
 
 
 def details(words: str, html: str, *, opened: bool = False) -> str:
-    """What can be folded."""
+    """Builds a part that can be folded."""
     return f"<details{' open' if opened else ''}><summary>{escape(words)}</summary>{html}</details>"
 
 
 def card(title: str, words: str, drawing: str) -> str:
-    """A figure with its caption."""
+    """Builds a figure with its caption."""
     return f"<figure><figcaption><b>{escape(title)}.</b> {escape(words)}</figcaption>{drawing}</figure>"
 
 
 def cards(figures: Iterable[str], *, large: bool = False) -> str:
-    """Figures beside one another, as many as fit; nothing if there is none."""
+    """Builds a row of figures, as many as fit; empty if there are none."""
     html = "".join(figures)
     return f'<div class="cards{" large" if large else ""}">{html}</div>' if html else ""
 
@@ -121,10 +121,10 @@ def cards(figures: Iterable[str], *, large: bool = False) -> str:
 def data_table(
     words: str, heads: Sequence[Field], rows: Iterable[Sequence[Field]], *, sortable: bool = False
 ) -> str:
-    """A table in a box of its own, which scrolls if it is wide.
+    """Builds a table in a box of its own, which scrolls if it is wide.
 
     Args:
-        words: What the table shows, for those who do not see it.
+        words: What the table shows, for screen readers.
         heads: Of the columns. Those with a value of "n" are of numbers, and aligned to the right.
         rows: Their fields; the first is the head of the row.
         sortable: Whether a click on a head sorts. Without scripts, it does not.
@@ -153,40 +153,40 @@ def _class(kind: str) -> str:
 
 
 def at(value: Any, *keys: str) -> Any:
-    """A value inside nested objects, None where there is none."""
+    """Looks up a value inside nested objects; None if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def number(value: Any) -> float:
-    """A number, or NaN for what is none."""
+    """Returns a number; NaN for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def short(value: Any, unit: str = "") -> str:
-    """A number with four digits, or a dash."""
+    """Formats a number with four digits, or a dash."""
     known = number(value)
     return "–" if math.isnan(known) else f"{known:.4g}{unit}"
 
 
 def plain(value: Any) -> str:
-    """A setting as text."""
+    """Formats a setting."""
     return value if isinstance(value, str) else _exponent(json.dumps(value, ensure_ascii=False))
 
 
 def _exponent(text: str) -> str:
-    """1e-05 as 1e-5."""
+    """Formats 1e-05 as 1e-5."""
     return re.sub(r"(\de[+-])0+(?=\d)", r"\1", text)
 
 
 def extent(values: Iterable[float], form: str = "g") -> str:
-    """A value, or the least and the largest of several: "0.5 to 1"."""
+    """Formats a value, or the range of several: "0.5 to 1"."""
     return _ends([_exponent(format(value, form)) for value in sorted(values)])
 
 
 def epsilon_text(values: Iterable[float | None], decimals: int = 2) -> str:
-    """An epsilon, or a range of them, rounded up; a dash where an accountant has no bound."""
+    """Formats an epsilon, or a range of them, rounded up; a dash if an accountant has no bound."""
     known = sorted(value for value in values if value is not None)
     return _ends([rounded_up(value, decimals) for value in known]) if known else "–"
 
@@ -196,6 +196,6 @@ def _ends(texts: Sequence[str]) -> str:
 
 
 def listing(texts: Sequence[str], most: int) -> str:
-    """Texts in a row, at most some of them."""
+    """Joins texts, at most a given number of them."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more

@@ -1,4 +1,4 @@
-"""Plots as SVG inside a page: axes and curves by matplotlib, colours and font by the page.
+"""Draws plots as SVG inside a page: axes and curves by matplotlib, colours and font by the page.
 
 A plot is drawn in colours that stand for variables of the style sheet, so that it follows the page's light or
 dark scheme. Each has a sentence that says what it shows, for those who do not see it.
@@ -41,7 +41,7 @@ def marker(i: int) -> str:
 
 
 def legend(names: Iterable[str]) -> str:
-    """Which colour and dash belongs to which name."""
+    """Shows which colour and dash belongs to which name."""
     keys = (
         f'<span><i style="border-top-style:{DASHES[i % len(DASHES)]};'
         f'border-color:var(--s{i % len(SERIES)})"></i>{escape(name)}</span>'
@@ -51,7 +51,7 @@ def legend(names: Iterable[str]) -> str:
 
 
 def marker_legend(names: Iterable[str], *, published: bool) -> str:
-    """Which colour and marker belongs to which name, and that dashes mean published."""
+    """Shows which colour and marker belongs to which name, and that dashes mean published."""
     keys = [
         f'<span><svg viewBox="0 0 32 12" aria-hidden="true" style="color:var(--s{i % len(SERIES)})">'
         f'<path d="M0 6h32" stroke="currentColor" stroke-width="2"/>'
@@ -67,7 +67,7 @@ def marker_legend(names: Iterable[str], *, published: bool) -> str:
 
 
 def axes(width: float = 4.8, height: float = 2.9) -> tuple[Any, Any]:
-    """An empty plot, of a size in inches that a page scales to its place."""
+    """Makes an empty plot, with a size in inches that a page scales to its place."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -89,7 +89,7 @@ def axes(width: float = 4.8, height: float = 2.9) -> tuple[Any, Any]:
 
 
 def words_on(axis: Any, places: Sequence[float], texts: Sequence[str], longest: int = 26) -> None:
-    """Ticks with words from a file: no formulas, and not too long."""
+    """Sets ticks with texts from a file: no formulas, and not too long."""
     cut = [text if len(text) <= longest else text[: longest - 1].rstrip() + "…" for text in texts]
     axis.set_ticks(places, labels=cut, parse_math=False)
     axis.set_ticks([], minor=True)
@@ -101,12 +101,12 @@ _PLOTS = itertools.count()
 
 
 def svg(figure: Any, words: str, titles: Mapping[str, str] | None = None) -> str:
-    """A figure as SVG inside a page: its own ids, the page's colours and font.
+    """Returns a figure as SVG inside a page: its own ids, the page's colours and font.
 
     Args:
         figure: The figure.
         words: What it shows, with the main numbers.
-        titles: Names that artists were given by `set_gid` -> what appears where the mouse is over them.
+        titles: Tooltips by the names that artists were given with `set_gid`.
     """
     import matplotlib
 

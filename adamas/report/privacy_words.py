@@ -1,4 +1,4 @@
-"""What the runs of a table promise about a record, in words and by column."""
+"""States the guarantee of the runs of a table, in words and by column."""
 
 from collections.abc import Sequence
 from html import escape
@@ -17,7 +17,7 @@ _SAMPLING = {
 
 
 def privacy_statement(lines: Sequence[Line]) -> str:
-    """The guarantee of the private ones among some runs; empty if there is none."""
+    """States the guarantee of the private runs among some; empty if there are none."""
     private = [line for line in lines if line["private"]]
     if not private:
         return ""
@@ -67,7 +67,7 @@ def _guarantee(lines: Sequence[Line]) -> str:
 
 
 def privacy_table(outcome: Outcome) -> str:
-    """What each column spends, by both accountants and as published."""
+    """Builds a table of what each column spends, by both accountants and as published."""
     published = any(column.published_epsilon for column in outcome.table.columns.values())
     names = ["noise multiplier", "sampling rate", "steps", "δ", "ε by PLD", "ε by RDP"]
     names += ["ε, published"] * published

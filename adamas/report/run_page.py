@@ -1,4 +1,4 @@
-"""The part of a page about single runs: what was promised, what came out, what the rule did."""
+"""Builds the part of a page about single runs: the guarantee, the outcome, what the rule did."""
 
 import math
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from adamas.report.runs import Run
 
 
 def run_warnings(runs: list[Run]) -> Iterator[str]:
-    """A warning for each run that is not private."""
+    """Returns a warning for each run that is not private."""
     for run in runs:
         if not run.private():
             yield warning(run.name, str(run.result.get("privacy", "Its files hold a release without noise.")))
 
 
 def run_parts(runs: list[Run], level: int) -> Iterator[str]:
-    """All about some runs, the curves of several in the same plots; headings start at a level."""
+    """Yields everything about some runs, with curves in shared plots. Headings start at the given level."""
     yield _table(runs)
     if any(run.lines for run in runs):
         yield heading(level, "Over time, all parameters") + legend(run.name for run in runs)
@@ -67,13 +67,13 @@ def _table(runs: list[Run]) -> str:
 
 
 def _spent(epsilon: Any) -> str:
-    """What a run has spent, rounded up, or a dash."""
+    """Formats what a run has spent, rounded up; a dash if it is not known."""
     known = number(epsilon)
     return "–" if math.isnan(known) else rounded_up(known)
 
 
 def _named(result: dict[str, Any], *keys: str) -> str:
-    """The first of some settings that a run has."""
+    """Returns the first of some settings that a run has."""
     return str(next(filter(None, (at(result, "settings", key) for key in keys)), "–"))
 
 
@@ -117,7 +117,7 @@ def _statement(run: Run) -> str:
 
 
 def _event(event: Any) -> str:
-    """An event of the ledger in one line."""
+    """Formats an event of the ledger in one line."""
     if isinstance(event, dict):
         fields = ", ".join(f"{key}={_event(value)}" for key, value in event.items() if key != "kind")
         return f"{str(event.get('kind')).removesuffix('DpEvent')}({fields})"

@@ -1,4 +1,4 @@
-"""The folders of `adamas train` and `adamas federated run`: a result, a ledger, lines of JSON."""
+"""Reads the folders of `adamas train` and `adamas federated run`: a result, a ledger, lines of JSON."""
 
 import json
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ class Run:
     """What one folder holds; `result` is empty for a run that did not finish.
 
     Attributes:
-        name: What it is called.
-        result: What came out.
-        ledger: What was released.
-        lines: Diagnostics.
-        rounds: Of a federated training.
+        name: The name of the run.
+        result: Its result.
+        ledger: Its releases.
+        lines: Its diagnostics.
+        rounds: The rounds of a federated training.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Run:
     rounds: list[dict[str, Any]]
 
     def private(self) -> bool:
-        """Not if any of its files says otherwise."""
+        """Whether the run is private: none of its files says otherwise."""
         return (
             self.result.get("private") is not False
             and self.result.get("epsilon") != "inf"
@@ -39,12 +39,12 @@ class Run:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, finished or not."""
+    """Tells whether a folder holds a run, finished or not."""
     return any((folder / name).exists() for name in (RESULT, DIAGNOSTICS, ROUNDS))
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in some folders, called by their last names, or by their paths where these are the same.
+    """Reads the runs in some folders. They are named by folder, or by path where folder names coincide.
 
     Raises:
         ValueError: If a file cannot be read.
@@ -66,7 +66,7 @@ def _load(folder: Path, name: str) -> Run:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    # A run that died while it wrote may have left a last line without an end.
+    # A run that died while writing may have left an incomplete last line.
     text = _read(path).rpartition("\n")[0]
     return [_parsed(line, path) for line in text.splitlines()]
 
@@ -86,7 +86,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 def _without_noise(value: Any) -> bool:
-    """Whether a ledger holds a Gaussian release of multiplier 0."""
+    """Tells whether a ledger holds a Gaussian release of multiplier 0."""
     if isinstance(value, dict):
         return value.get("noise_multiplier") == 0 or any(map(_without_noise, value.values()))
     return isinstance(value, list) and any(map(_without_noise, value))

@@ -10,11 +10,11 @@ from adamas.reproduce.results import Results
 from adamas.reproduce.table import find_tables, load_table
 
 DEFAULT_FOLDERS = (Path("experiments"), Path("reproduced"))
-"""Where `adamas reproduce` keeps results if it is not told otherwise."""
+"""Where `adamas reproduce` keeps results by default."""
 
 
 def default_folder() -> Path:
-    """The folder of results here.
+    """Returns the folder of results here.
 
     Raises:
         ValueError: If there is none.
@@ -29,7 +29,7 @@ def default_folder() -> Path:
 
 
 def find_sources(folders: Sequence[Path]) -> tuple[list[Path], list[Results]]:
-    """The folders of runs, and the results of tables, in some folders.
+    """Finds the folders of runs, and the results of tables, in some folders.
 
     Raises:
         ValueError: If a folder holds neither, or results that cannot be read.
@@ -68,7 +68,7 @@ def _load(path: Path) -> Results:
 
 
 def _table_of(folder: Path) -> Path:
-    """The TOML file of a table's results: beside the folder, or that of the same name among the tables."""
+    """Finds the TOML file of a table's results: next to the folder, or by the same name among the tables."""
     folder = folder.resolve()
     beside = folder.with_name(folder.name + ".toml")
     if beside.exists():

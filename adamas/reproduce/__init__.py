@@ -1,4 +1,4 @@
-"""The papers' tables, from one command: what to run, the runs, and the numbers beside the published ones."""
+"""Reproduces tables of papers with one command, and shows the numbers next to the published ones."""
 
 from adamas.reproduce.results import Results
 from adamas.reproduce.runner import Progress, reproduce

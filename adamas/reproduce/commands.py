@@ -1,4 +1,4 @@
-"""What `adamas reproduce` does: finds a table, makes what is missing, writes its page."""
+"""Finds a table, makes its missing runs, and writes its page, for `adamas reproduce`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _INSTALLED = [_PACKAGE / "experiments", _PACKAGE.parent / "experiments"]  # a wh
 
 
 def experiments_folder(folder: Path | None) -> Path:
-    """Where the tables are: the folder given, `experiments` here, or the copy in the package."""
+    """Returns the folder of tables: the given one, `experiments` here, or the copy in the package."""
     candidates = [folder] if folder else [Path("experiments"), *_INSTALLED]
     for candidate in candidates:
         if find_tables(candidate) or _privacy_file(candidate).exists():
@@ -31,14 +31,14 @@ def experiments_folder(folder: Path | None) -> Path:
 
 
 def results_folder(folder: Path, name: str, out: Path | None) -> Path:
-    """Where the results of a table are kept: as asked, beside the table, or here for an installed package."""
+    """Returns where the results of a table are kept: `out`, next to the table, or `reproduced` here."""
     if out is not None:
         return out
     return (Path("reproduced") if folder in _INSTALLED else folder) / name
 
 
 def overview(folder: Path) -> list[list[str]]:
-    """Name, finished runs and title of each table."""
+    """Returns name, finished runs and title of each table."""
     rows = []
     for name, path in find_tables(folder).items():
         try:
@@ -71,11 +71,11 @@ def make_table(
         folder: The folder of tables.
         name: paper/table.
         place: Where its results are kept.
-        rows: Some rows only.
-        columns: Some columns only.
+        rows: Make only these rows.
+        columns: Make only these columns.
         seeds: Runs of each cell.
-        jobs: Runs at a time.
-        quick: Take the table's own choice of a few cells, and one seed, for what is not given.
+        jobs: Runs in parallel.
+        quick: Where rows, columns or seeds are not given, use the table's quick choice and one seed.
         progress: See `adamas.reproduce.reproduce`.
     """
     if name == PRIVACY_NUMBERS and _privacy_file(folder).exists():
@@ -105,7 +105,7 @@ def _privacy_file(folder: Path) -> Path:
 
 def _privacy_table(path: Path, place: Path) -> list[list[str]]:
     rows = privacy.published_numbers(path)
-    # A page that has all numbers is not replaced by one that has not.
+    # A complete page is not replaced by an incomplete one.
     if not any(row.missing for row in rows):
         place.mkdir(parents=True, exist_ok=True)
         replace_text(place / PAGE, privacy.page(rows))

@@ -48,7 +48,7 @@ _LARGEST_STEPS = 2**24
 
 
 def term_probabilities(*, nodes: int, batch_size: int, max_degree: int) -> np.ndarray:
-    """The probabilities of 0, 1, ..., K + 1 changed terms in a batch, (1)."""
+    """Computes the probabilities of 0, 1, ..., K + 1 changed terms in a batch, (1)."""
     _validate.count(nodes=nodes, batch_size=batch_size)
     _validate.whole(max_degree=max_degree)
     if not max(batch_size, max_degree + 1) <= nodes:
@@ -62,7 +62,7 @@ def term_probabilities(*, nodes: int, batch_size: int, max_degree: int) -> np.nd
 def renyi(
     orders: Sequence[float], *, noise_multiplier: float, nodes: int, batch_size: int, max_degree: int
 ) -> np.ndarray:
-    """The Renyi divergence of one step, gamma of (3), for each order."""
+    """Computes the Renyi divergence of one step, gamma of (3), for each order."""
     shifts, probabilities = _shifts(noise_multiplier, nodes, batch_size, max_degree)
     alpha = np.asarray(orders, dtype=float)
     exponents = alpha[:, None] * (alpha[:, None] - 1) * shifts**2 / 2
@@ -79,15 +79,15 @@ def epsilon(
     delta: float,
     accountant: str = "rdp",
 ) -> float:
-    """The epsilon of so many steps for one node.
+    """Computes the epsilon of a number of steps for one node.
 
     Args:
         noise_multiplier: Lambda: the noise in units of 2 (K + 1) C.
         nodes: N, the training nodes.
         batch_size: B.
         max_degree: K.
-        steps: How many.
-        delta: The delta at which epsilon is asked.
+        steps: The number of steps.
+        delta: The delta of the answer.
         accountant: "rdp" is (3) with the orders of Opacus. "pld" composes the loss of an observer who
             also sees the number of changed terms: an upper bound too, and a smaller one.
 
@@ -112,7 +112,7 @@ def steps(
     max_degree: int,
     accountant: str = "rdp",
 ) -> int:
-    """The largest number of steps whose epsilon is at most the target."""
+    """Finds the largest number of steps whose epsilon is at most the target."""
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
     composed = _composed(noise_multiplier, nodes, batch_size, max_degree, delta, accountant)
@@ -135,7 +135,7 @@ def steps(
 def _shifts(
     noise_multiplier: float, nodes: int, batch_size: int, max_degree: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mu of (2) for each number of changed terms, and the probabilities of the numbers."""
+    """Returns mu of (2) for each number of changed terms, and the probabilities of the numbers."""
     _validate.positive(noise_multiplier=noise_multiplier)
     probabilities = term_probabilities(nodes=nodes, batch_size=batch_size, max_degree=max_degree)
     return np.arange(max_degree + 2) / (noise_multiplier * (max_degree + 1)), probabilities
@@ -144,7 +144,7 @@ def _shifts(
 def _composed(
     noise_multiplier: float, nodes: int, batch_size: int, max_degree: int, delta: float, accountant: str
 ) -> Callable[[int], float]:
-    """Steps -> epsilon."""
+    """Returns a function from steps to epsilon."""
     _validate.one_of(("rdp", "pld"), accountant=accountant)
     if accountant == "rdp":
         gamma = renyi(
@@ -162,7 +162,7 @@ def _composed(
 
 @lru_cache(maxsize=8)
 def _loss(noise_multiplier: float, nodes: int, batch_size: int, max_degree: int) -> PrivacyLossDistribution:
-    """The loss of one step to an observer of the number of changed terms; the same in both directions.
+    """Bounds the loss of one step to an observer of the number of changed terms, alike in both directions.
 
     Its delta at each epsilon is the mean of the deltas of Gaussians that are mu(rho) apart.
     """

@@ -1,4 +1,4 @@
-"""One run of a table, in a process of its own: what is worth keeping of it."""
+"""Makes one run of a table in a process of its own, and returns what is worth keeping."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ from adamas.reproduce.results import Line, plain_settings, resolved_options
 from adamas.run.loop import PrivateRun
 
 THREADS = 1
-"""Of a run. Sums depend on it in their last bits, so it does not depend on the number of jobs."""
+"""Threads of a run. Sums depend on it in their last bits, so it is the same for any number of jobs."""
 
 _ACCOUNTANTS = ("pld", "rdp")
 
@@ -77,7 +77,7 @@ def _central(settings: Settings, evaluations: int, histograms: bool) -> Line:
 
 
 def _federated(settings: FederatedSettings, evaluations: int) -> Line:
-    """With all clients in this process. The curve is over rounds, epsilon that of all of them."""
+    """Trains with all clients in this process. The curve is over rounds; epsilon is that of all rounds."""
     made = DataTask(settings, _load)
     server = make_server(settings, made, client_sizes(settings, made))
     marks = _marks(settings.rounds, evaluations)
@@ -113,17 +113,17 @@ def _federated(settings: FederatedSettings, evaluations: int) -> Line:
 
 
 def _worst(server: Server, accountant: str) -> float:
-    """The epsilon of a record in the client with the fewest, if it takes part in all rounds."""
+    """Returns the worst epsilon: of a record in the smallest client, if it takes part in all rounds."""
     return replace(server.plan, accountant=accountant).epsilon(server.noise_multiplier)
 
 
 def _marks(total: int, evaluations: int) -> set[int]:
-    """Where the accuracy is taken before the end."""
+    """Returns the steps before the end at which the accuracy is measured."""
     return {round(total * mark / evaluations) for mark in range(1, evaluations)}
 
 
 def _load(name: str, **options: object) -> Data:
-    """A data set, which the next run of this process does not load again."""
+    """Loads a data set once per process."""
     return _loaded(name, json.dumps(options))
 
 
@@ -133,7 +133,7 @@ def _loaded(name: str, options: str) -> Data:
 
 
 def _epsilon(run: PrivateRun, accountant: str) -> float | None:
-    """None where an accountant has no bound for the sampling."""
+    """Returns the epsilon; None if the accountant has no bound for the sampling."""
     try:
         return run.epsilon(accountant)
     except UnsupportedError:

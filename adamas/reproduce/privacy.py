@@ -1,4 +1,4 @@
-"""Privacy numbers that papers print, beside the same numbers computed.
+"""Computes privacy numbers that papers print, and shows both side by side.
 
 `experiments/privacy/published.toml` lists them: the number, its settings, and the convention that reproduces
 it. `published_numbers` computes each by that convention and by the tight accountant, PLD.
@@ -33,7 +33,7 @@ _TIGHT_TICK = {"steps": 1.0, "noise_multiplier": 1e-3}
 
 @dataclass(frozen=True)
 class Row:
-    """A published number and what it is by our own computation.
+    """A published number, and the same number as computed here.
 
     Attributes:
         paper: Authors and year.
@@ -54,7 +54,7 @@ class Row:
         agrees: Whether `reproduced` is the published or recorded number, to the printed digits or within
             the tolerance of the entry; None if there is no `reproduced`.
         missing: What must be installed, if there is no `reproduced`.
-        remark: What the number rests on and the paper does not say, and why a tolerance was needed.
+        remark: Assumptions that the paper does not state, and why a tolerance was needed.
     """
 
     paper: str
@@ -95,7 +95,7 @@ def published_numbers(source: Path | str, *, tight: bool = True) -> list[Row]:
 
 
 def grid(rows: list[Row]) -> list[list[str]]:
-    """The rows as texts, the head first; the last text is the number of the remark."""
+    """Returns the rows as texts, header first. The last text is the number of the remark."""
     result = [list(_HEAD)]
     numbers = _remarks(rows)
     for row in rows:
@@ -119,7 +119,7 @@ def grid(rows: list[Row]) -> list[list[str]]:
 
 
 def render(rows: list[Row]) -> str:
-    """The rows as a Markdown table, with the remarks below it."""
+    """Renders the rows as a Markdown table, with the remarks below it."""
     head, *body = grid(rows)
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -128,7 +128,7 @@ def render(rows: list[Row]) -> str:
 
 
 def page(rows: list[Row]) -> str:
-    """The table as a page: what it shows, the command, the numbers."""
+    """Renders the table as a page: what it shows, the command, the numbers."""
     printed = [row for row in rows if row.published is not None]
     plain = [row for row in printed if not row.fitted]
     fitted = [row for row in printed if row.fitted]
@@ -154,7 +154,7 @@ def _agreeing(rows: list[Row]) -> int:
 
 
 def _remarks(rows: list[Row]) -> dict[str, int]:
-    """Remark -> its number, in the order in which they come."""
+    """Numbers the remarks in order of appearance."""
     return {
         remark: number for number, remark in enumerate(dict.fromkeys(r.remark for r in rows if r.remark), 1)
     }
@@ -217,7 +217,7 @@ def _agrees(reproduced: float, entry: Entry) -> bool:
 
 
 def _reproduced(entry: Entry) -> float | None:
-    """The number by the convention of the entry; None without Opacus."""
+    """Computes the number by the convention of the entry; None without Opacus."""
     value = (
         _by_prv(entry) if entry.accountant == "prv" else _by(entry, entry.accountant.removeprefix("graph-"))
     )
@@ -239,7 +239,7 @@ def _by_prv(entry: Entry) -> float | None:
 
 @lru_cache(maxsize=256)
 def _by(entry: Entry, accountant: str) -> float:
-    """The number by RDP or PLD; the most steps that the budget allows."""
+    """Computes the number by RDP or PLD, or the most steps that the budget allows."""
     asked = {"noise_multiplier": entry.noise_multiplier, "epsilon": entry.epsilon, "steps": entry.steps}
     known: dict[str, Any] = {key: value for key, value in asked.items() if key != entry.what and value}
     known |= {"delta": entry.delta, "accountant": accountant}
@@ -250,7 +250,7 @@ def _by(entry: Entry, accountant: str) -> float:
 
 
 def _tight(entry: Entry) -> float:
-    """The number by PLD."""
+    """Computes the number by PLD."""
     if entry.what == "epsilon" or entry.accountant == "graph-rdp":
         return _by(entry, "pld")
     assert entry.epsilon is not None
@@ -261,7 +261,7 @@ def _tight(entry: Entry) -> float:
 
 
 def _spent(entry: Entry) -> float:
-    """The epsilon by PLD of the run with the published steps or noise."""
+    """Computes the epsilon by PLD of the run with the published steps or noise."""
     run: dict[str, Any] = {"noise_multiplier": entry.noise_multiplier, "steps": entry.steps}
     run[entry.what] = int(entry.value) if entry.what == "steps" else float(entry.value)
     run |= {"delta": entry.delta, "accountant": "pld"}
@@ -282,7 +282,7 @@ def _tight_search(
     z: float | None = None,
     steps: int | None = None,
 ) -> float:
-    """What `calibrate` answers by PLD, with two or three slow evaluations instead of twenty.
+    """Finds what `calibrate` answers by PLD, with two or three slow evaluations instead of twenty.
 
     Coarse cells give the shape of epsilon, and one fine value the distance to it. RDP's answer is the start:
     the tight one has more steps, or less noise.
@@ -319,7 +319,7 @@ def _tight_search(
 
 
 def _root(value: Callable[[float], float], target: float, start: float, toward: float) -> float:
-    """Where `value`, which rises from `start` on in direction `toward`, is the target."""
+    """Finds where `value`, which rises from `start` in direction `toward`, reaches the target."""
 
     @cache
     def above(log_x: float) -> float:

@@ -1,4 +1,4 @@
-"""The file that lists privacy numbers which papers print: `experiments/privacy/published.toml`.
+"""Reads the list of privacy numbers that papers print: `experiments/privacy/published.toml`.
 
 Each `[[table]]` has what its `rows` have in common; a row is a number, the settings of its run, and the
 convention that reproduces it.
@@ -16,7 +16,7 @@ from typing import Any
 from adamas import _validate
 
 QUANTITIES = ("epsilon", "steps", "noise_multiplier")
-"""What a number can be."""
+"""Kinds of numbers."""
 
 CONVENTIONS = {
     "pld": "PLD",
@@ -24,7 +24,7 @@ CONVENTIONS = {
     "prv": "PRV of Opacus",
     "graph-rdp": "RDP over graph terms",
 }
-"""Accountants by which a number can be reproduced, and how the table calls them."""
+"""Accountants that can reproduce a number, with their names in the table."""
 
 _ANSWERS = {"pld": QUANTITIES, "rdp": QUANTITIES, "prv": ("epsilon",), "graph-rdp": ("epsilon", "steps")}
 _STOPS = ("within", "beyond")
@@ -39,7 +39,7 @@ _KEYS = (*_TEXTS, *_COUNTS, *_NUMBERS, *_SHARES)
 
 @dataclass(frozen=True)
 class Entry:
-    """A checked entry: the run and what is asked of it. Numbers that are asked for are None."""
+    """A checked entry: the settings of a run. The number to compute is None."""
 
     paper: str
     place: str
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def value(self) -> Decimal:
-        """What the number should be."""
+        """The number that should come out."""
         value = self.recorded if self.published is None else self.published
         assert value is not None
         return value

@@ -1,4 +1,4 @@
-"""A table with its numbers beside the published ones: for the terminal, as Markdown, and as summaries."""
+"""Renders a table with its numbers next to the published ones: for a terminal, as Markdown, as summaries."""
 
 import math
 import statistics
@@ -21,9 +21,9 @@ class Summary:
     Attributes:
         mean: Mean accuracy, in percent.
         deviation: Sample standard deviation, in percent; None for a single run.
-        runs: How many.
-        private: Whether all were.
-        epsilon: By accountant, the largest of the runs; without those that have no bound.
+        runs: The number of runs.
+        private: Whether all of them were private.
+        epsilon: The largest of the runs, by accountant; accountants without a bound are missing.
     """
 
     mean: float
@@ -34,7 +34,7 @@ class Summary:
 
 
 def summarize(lines: Sequence[Line]) -> Summary | None:
-    """Mean and deviation of runs that differ in the seed; None if there is none."""
+    """Summarises runs that differ only in the seed; None if there are none."""
     if not lines:
         return None
     values = [100 * line["test_accuracy"] for line in lines]
@@ -49,29 +49,29 @@ def summarize(lines: Sequence[Line]) -> Summary | None:
 
 
 def decimals(table: Table) -> int:
-    """Decimals of the published numbers, and so of ours: one or two."""
+    """Returns the decimals of the published numbers, one or two, which ours get, too."""
     values = [value for row in table.rows.values() for pair in row.published.values() for value in pair]
     return 2 if any(abs(value * 10 - round(value * 10)) > 1e-6 for value in values) else 1
 
 
 def value_text(mean: float, deviation: float | None, digits: int) -> str:
-    """A mean, with its standard deviation if it has one."""
+    """Formats a mean, with its standard deviation if it has one."""
     return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def accuracy_name(table: Table) -> str:
-    """What the accuracies of a table are taken on: test examples, or those held out of the training set."""
+    """Says what the accuracies of a table are measured on: test or held-out examples."""
     names = {table.cell_settings(cell, 0).data for cell in table.cells()}
     return "validation accuracy" if all(name.endswith(VALIDATION) for name in names) else "test accuracy"
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
+    """Formats a duration in words."""
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
 
 
 def markdown(results: Results) -> str:
-    """The table as a page: claim, command, numbers, notes."""
+    """Renders the table as a page: claim, command, numbers, notes."""
     table = results.table
     lines = results.lines
     parts = [f"# {table.title}", f"{table.source}.", f"**Claim.** {table.claim}"]
@@ -123,7 +123,7 @@ def _key(line: Line) -> tuple[str, str]:
 
 
 def grid(results: Results) -> list[list[str]]:
-    """The table as texts, the head first. A row of one text is a heading."""
+    """Returns the table as texts, header first. A row of one text is a heading."""
     table = results.table
     columns = table.columns.values()
     rows = [["", *(column.title for column in columns), *(_MEASURES[m][0] for m in table.measures)]]
@@ -173,7 +173,7 @@ _MOMENTS = {
 
 
 def moment_statistics(kept: Mapping[str, Any]) -> list[list[str]]:
-    """Statistics of the moments that a run without privacy kept, as texts, the head first."""
+    """Returns statistics of the moments that a run without privacy kept, as texts, header first."""
     names = ("min", "q1", "median", "q3", "max", "mean")
     seen = kept["raw"]["statistics"]
     rows = [
@@ -185,7 +185,7 @@ def moment_statistics(kept: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _moments(results: Results) -> list[str]:
-    """For each cell that kept them, statistics of the moments after the last step of the first seed."""
+    """Returns statistics of the moments after the last step of the first seed, for cells that have them."""
     parts = []
     for cell in results.table.cells():
         lines = [line for line in results.find(cell) if line.get("moments", {}).get("raw")]
@@ -198,7 +198,7 @@ def _moments(results: Results) -> list[str]:
 
 
 def _spent(results: Results, column: str) -> dict[str, float]:
-    """The largest epsilon of the private runs of a column."""
+    """Returns the largest epsilon of the private runs of a column."""
     found = [line for line in results.lines if line["column"] == column and line["private"]]
     summary = summarize(found)
     return {} if summary is None else summary.epsilon

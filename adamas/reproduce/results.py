@@ -1,4 +1,4 @@
-"""The finished runs of a table: one line of JSON each, in a file that only grows.
+"""Keeps the finished runs of a table: one line of JSON each, in a file that only grows.
 
 A line appears as a whole or not at all, so that a killed process, a full disk or a second process can
 neither damage nor repeat a finished run.
@@ -71,7 +71,7 @@ class Results:
         self._lock.release()
 
     def find(self, cell: Cell, seed: int | None = None) -> list[Line]:
-        """The finished runs of a cell, in the order of their seeds."""
+        """Returns the finished runs of a cell, in the order of their seeds."""
         found = [
             line
             for line in self.lines
@@ -80,7 +80,7 @@ class Results:
         return sorted(found, key=lambda line: int(line["seed"]))
 
     def add(self, line: Line) -> None:
-        """Adds a finished run; it is on the disk when this returns."""
+        """Adds a finished run. It is on disk when this returns."""
         if self.find(Cell(line["row"], line["column"]), line["seed"]):
             raise ValueError(f"Expected a run that {self.path} does not have, got {_name(line)}.")
         data = (json.dumps(line, allow_nan=False) + "\n").encode()
@@ -166,7 +166,7 @@ _NEEDED: dict[str, type | tuple[type, ...]] = {
 
 
 def _parsed(text: str) -> Line | None:
-    """A line of the file; None if it is no result."""
+    """Reads a line of the file; None if it is no result."""
     try:
         line = json.loads(text)
     except json.JSONDecodeError:
@@ -183,7 +183,7 @@ def _name(line: Line) -> str:
 
 
 def plain_settings(settings: Settings | FederatedSettings) -> dict[str, Any]:
-    """Settings as JSON has them, but for the seed and those with their default."""
+    """Returns settings as JSON has them, without the seed and those that have their default."""
     values = json.loads(json.dumps(asdict(settings)))
     for each in fields(settings):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
@@ -193,7 +193,7 @@ def plain_settings(settings: Settings | FederatedSettings) -> dict[str, Any]:
 
 
 def resolved_options(settings: Settings | FederatedSettings) -> dict[str, Any]:
-    """Every option of rule (or algorithm) and model with its value, so that a changed default is seen.
+    """Returns every option of rule (or algorithm) and model with its value, so that a changed default shows.
 
     Example:
         >>> sgd = Settings(data="digits", model="linear", rule="sgd", batch_size=8, delta=1e-5)

@@ -1,4 +1,4 @@
-"""Makes the runs of a table that are missing, several at a time, and keeps each as soon as it is finished."""
+"""Makes the missing runs of a table, several in parallel, and keeps each as soon as it is finished."""
 
 import multiprocessing
 import os
@@ -28,12 +28,12 @@ _KEPT_MEMORY = {
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the runs of a table are.
+    """Progress of the runs of a table.
 
     Attributes:
-        done: Finished runs, those of before included.
+        done: Finished runs, earlier ones included.
         total: Runs in all.
-        left: Expected seconds until all are finished; None before the first is.
+        left: Expected seconds until all are finished; None before the first one is.
         last: The run that was just finished.
     """
 
@@ -59,7 +59,7 @@ def reproduce(
         rows: Names of rows; all if not given.
         columns: Names of columns; all if not given.
         seeds: Runs of each cell; as the table says if not given.
-        jobs: Runs at a time, one thread each.
+        jobs: Runs in parallel, one thread each.
         progress: Called at the start and after each finished run.
 
     Raises:
@@ -126,7 +126,7 @@ def reproduce(
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables for processes that start within, unless the user has set them."""
+    """Sets environment variables for processes that start within, unless the user has set them."""
     added = values.keys() - os.environ.keys()
     os.environ.update({name: values[name] for name in added})
     try:
@@ -137,7 +137,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _left(results: Results, missing: list[tuple[Cell, int]], jobs: int) -> float | None:
-    """Expected seconds: a run takes what others of its row took, else what all took."""
+    """Estimates the seconds left: a run takes as long as others of its row, or as all others."""
     if not results.lines:
         return None
     everything = [line["seconds"] for line in results.lines]

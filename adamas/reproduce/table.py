@@ -1,4 +1,4 @@
-"""What a table of a paper consists of: rows, columns, seeds and settings, read from a TOML file.
+"""Reads a table of a paper from a TOML file: rows, columns, seeds and settings.
 
 `experiments/<paper>/<table>.toml` names them. The settings of a cell are those of the table, changed by its
 column, by its row, and by what the row says about this column, in this order; they are the fields of
@@ -16,7 +16,7 @@ from adamas import _validate
 from adamas.experiment.training import Settings
 from adamas.federated.settings import FederatedSettings
 
-# One of each pair is given; a change of one takes the place of the other.
+# One of each pair is given. A change of one replaces the other.
 _EITHER = [("epochs", "steps"), ("epsilon", "noise_multiplier")]
 _NESTED = ("data_options", "model_options", "rule_options", "algorithm_options")
 _FORMS = ("published", "corrected", "ours")
@@ -25,7 +25,7 @@ PRIVACY_NUMBERS = "privacy/published"
 """The one table that needs no run: `adamas.reproduce.privacy`."""
 
 MEASURES = ("state",)
-"""Further columns that a table may have."""
+"""Additional columns that a table may have."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Row:
     """A row of the table, for instance an optimizer.
 
     Attributes:
-        name: How the command line calls it.
-        title: How the table calls it.
+        name: Its name on the command line.
+        title: Its name in the table.
         form: "published": as the paper has it. "corrected": with the right formulas. "ours": what the paper
             does not have.
         settings: Changes of the table's settings.
@@ -80,18 +80,18 @@ class Table:
         name: paper/table.
         title: What it shows.
         source: Where it was published.
-        claim: What the paper concludes from it.
+        claim: The paper's conclusion from it.
         seeds: Runs of each cell, with the seeds 0, 1, ...
-        evaluations: How often the test accuracy is taken along a run.
+        evaluations: How often the test accuracy is measured during a run.
         histograms: Whether a run also keeps the distribution of its moments.
         federated: Whether the runs are federated trainings.
-        settings: What all runs have in common.
+        settings: The settings that all runs share.
         rows: By name.
         columns: By name.
-        notes: What a reader must know: what was shortened, what is suspicious.
-        findings: Paragraphs on what came out, and where it differs from the paper.
-        measures: Further columns: "state" for the bytes of the optimizer's state.
-        quick: "rows" and "columns" that one seed of makes a first impression.
+        notes: Notes for the reader: what was shortened, what is suspicious.
+        findings: Paragraphs on the outcome, and where it differs from the paper.
+        measures: Additional columns: "state" for the bytes of the optimizer's state.
+        quick: Rows and columns that `--quick` runs, with one seed.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Table:
     quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def cells(self, rows: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> list[Cell]:
-        """The cells of some rows and columns, or of all, column by column."""
+        """Returns the cells of some rows and columns, or of all, column by column."""
         row_names = dict.fromkeys(rows or self.rows)
         column_names = dict.fromkeys(columns or self.columns)
         for name in row_names:
@@ -126,7 +126,7 @@ class Table:
         ]
 
     def cell_settings(self, cell: Cell, seed: int) -> Settings | FederatedSettings:
-        """The settings of one run."""
+        """Returns the settings of one run."""
         row = self.rows[cell.row]
         changes = (self.columns[cell.column].settings, row.settings, row.columns.get(cell.column, {}))
         values = dict(self.settings)
@@ -139,7 +139,7 @@ class Table:
 
 
 def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some of them changed; options of data, model, rule and algorithm one by one."""
+    """Merges changes into settings; options of data, model, rule and algorithm are merged one by one."""
     result = dict(values)
     for one, other in [*_EITHER, *((b, a) for a, b in _EITHER)]:
         if one in change:
@@ -156,7 +156,7 @@ def merged(values: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
 
 
 def find_tables(folder: Path) -> dict[str, Path]:
-    """The tables of runs in a folder: paper/table -> TOML file."""
+    """Finds the tables of runs in a folder: paper/table -> TOML file."""
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.toml")}
     return {name: found[name] for name in sorted(found) if name != PRIVACY_NUMBERS}
 
@@ -165,7 +165,7 @@ def load_table(path: Path) -> Table:
     """Reads and checks a table.
 
     Raises:
-        ValueError: If the file is not a table, with the place and what was expected there.
+        ValueError: If the file is not a table. The message names the place and what was expected.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_made_is_refused(kind, tmp_path, capsys):
     out = tmp_path / "file" if kind == "file" else tmp_path / "file" / "out"
     code, _, error = call(capsys, *TRAIN, "--out", out)
     assert code == 2
-    assert "Expected --out in which files can be written" in error
+    assert "Expected --out to be a writable folder" in error
 
 
 @contextlib.contextmanager
@@ -322,7 +322,7 @@ def test_a_read_only_folder_is_refused_before_anything_is_spent(below, capsys, m
     with read_only_folder() as folder:
         code, _, error = call(capsys, *TRAIN, "--out", folder / below)
     assert code == 2
-    assert "Expected --out in which files can be written" in error
+    assert "Expected --out to be a writable folder" in error
     assert "Permission denied" in error
 
 
@@ -334,7 +334,7 @@ def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path):
 
     def write(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        with pytest.raises(RuntimeError, match=r"model\.safetensors cannot: File too large"):
+        with pytest.raises(RuntimeError, match=r"model\.safetensors cannot be written: File too large"):
             experiment.train_and_save(quick(), folder, data_ledger=ledger.path)
 
     process = FORK.Process(target=write, args=(out,))
