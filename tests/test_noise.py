@@ -130,6 +130,7 @@ def releases():
     return values.numpy(), variance.numpy()
 
 
+@pytest.mark.slow
 def test_the_stated_variance_is_exact(releases):
     widths = np.array([0.5, 0.5, 0.01, 1.0, 30.0])
     np.testing.assert_allclose(releases[1], (widths * 2.0 / 16.0) ** 2, rtol=1e-12)

@@ -361,6 +361,7 @@ class Cancelling(Loop):
         return (torch.einsum("nts,t,s->n", gram, signs, signs).clamp(min=0) * 100).double().sqrt()
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize(
     ("engine", "names"),
     [
@@ -471,6 +472,7 @@ def test_a_loss_that_mixes_examples_is_caught(monkeypatch, kind):
     assert_caught(monkeypatch, lambda: made(MIXING[kind], engine="vmap"), MIXED)
 
 
+@pytest.mark.audits
 @pytest.mark.filterwarnings("ignore:engine='auto' takes")
 @pytest.mark.parametrize("kind", MIXING)
 def test_a_loss_that_mixes_examples_has_no_influence_or_is_caught(monkeypatch, kind):

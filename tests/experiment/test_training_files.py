@@ -148,6 +148,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("death", DEATHS)
 def test_whenever_a_command_is_killed_resume_ends_in_the_same_files_and_spends_once(
     death, whole, tmp_path, capsys
@@ -252,6 +253,7 @@ def test_two_trainings_do_not_share_a_folder_and_the_death_of_one_frees_it(tmp_p
     assert (out / "model.safetensors").read_bytes() == (whole / "out" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("selection", ["all", "best"])
 def test_two_sweeps_do_not_share_a_folder(selection, tmp_path, capsys):
     command = [

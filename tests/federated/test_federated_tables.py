@@ -64,6 +64,7 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_cell_is_a_federated_training_with_its_own_epsilon(made):
     table = load_table(made / "table.toml")
     settings = table.cell_settings(Cell("adamw", "few"), 3)

@@ -69,6 +69,7 @@ PRINTED = (
 )
 
 
+@pytest.mark.slow
 def test_every_published_number_is_there(rows):
     assert len(rows) == sum(map(len, EXPECTED.values())) == 33
     assert [str(row.published) for row in rows if row.published is not None] == PRINTED.split()

@@ -122,6 +122,7 @@ def run_both(sizes: list[int], kind: Kind, steps: int, **options: Any) -> None:
         assert_same(fast, plain, f"step {t + 1}")
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("kind", KINDS)
 def test_fifty_steps_are_bit_equal(kind):
@@ -341,6 +342,7 @@ print(*queue.get(timeout=30))
 """
 
 
+@pytest.mark.subprocess
 @needs_numba
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_has_threads_of_its_own():
@@ -471,6 +473,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("way", BROKEN)
 def test_without_numba_the_step_is_made_by_torch(way, tmp_path):
     (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so: cannot open shared object file')\n")
