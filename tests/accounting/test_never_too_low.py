@@ -285,6 +285,7 @@ def answered(function):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize("steps", [1, 10**5, 2**24])
 @pytest.mark.parametrize("rate", [1e-9, 0.01, 1.0])

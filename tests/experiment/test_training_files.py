@@ -237,6 +237,7 @@ def waiting(arguments):
         process.join()
 
 
+@pytest.mark.kills
 def test_two_trainings_do_not_share_a_folder_and_the_death_of_one_frees_it(tmp_path, whole, capsys):
     out, ledger = tmp_path / "out", make_ledger(tmp_path / "data.ledger")
     command = [*TRAIN, *SAVED, "--out", out, "--data-ledger", ledger.path]
@@ -384,6 +385,7 @@ def after_training(monkeypatch, action):
     monkeypatch.setattr(experiment, "accuracy", accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], SAVED], ids=["plain", "with checkpoints"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(

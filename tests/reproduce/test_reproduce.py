@@ -286,6 +286,7 @@ def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
             kept.add(kept.lines[0])
 
 
+@pytest.mark.slow
 def test_sampling_without_a_bound_by_rdp_keeps_its_run(tmp_path):
     text = TABLE.replace("delta = 1e-5", 'delta = 1e-5\nsampling = "truncated-poisson"\nmax_batch_size = 120')
     with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:

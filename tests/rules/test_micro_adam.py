@@ -468,6 +468,7 @@ def tensors_in(nest: Any) -> list[Tensor]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scope", ["block", "tensor", "global"])
 @pytest.mark.parametrize("bits", [None, 4])

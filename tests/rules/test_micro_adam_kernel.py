@@ -129,6 +129,7 @@ def test_fifty_steps_are_bit_equal(kind):
     run_both(SIZES, KINDS[kind], STEPS)
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize(
     "options",
@@ -150,6 +151,7 @@ def test_fifty_steps_are_bit_equal_with_other_options(options):
     run_both([1, 7, 513, BLOCK + 300], KINDS["normal"], STEPS, **options)
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("bucket_size", [7, 33, 1000, 100_000])
 def test_buckets_that_do_not_divide_a_block_are_bit_equal_in_tensors_of_one_block(bucket_size):
