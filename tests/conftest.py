@@ -32,3 +32,9 @@ def torch_settings() -> Iterator[None]:
     yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def plots() -> None:
+    """Skips the test where matplotlib is not installed."""
+    pytest.importorskip("matplotlib")

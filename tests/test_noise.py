@@ -130,11 +130,13 @@ def releases():
     return values.numpy(), variance.numpy()
 
 
+@pytest.mark.slow
 def test_the_stated_variance_is_exact(releases):
     widths = np.array([0.5, 0.5, 0.01, 1.0, 30.0])
     np.testing.assert_allclose(releases[1], (widths * 2.0 / 16.0) ** 2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_stated_variance_is_the_empirical_one_at_false_alarm_rate_5e_4(releases):
     """False-alarm rate: ALPHA = 1e-4 for each of 5 coordinates; a variance that is off by 6% is rejected."""
     values, variance = releases

@@ -420,6 +420,7 @@ def test_padding_is_counted_in_the_micro_batch_that_holds_it(n, padding, size):
     assert [int(i) for indices, _ in chunks for i in indices] == list(range(n))
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("sampler", SAMPLINGS)
 def test_workers_load_the_same_data(sampler):
     here, there = (Loader(numbers(), sampler, micro_batch_size=4, num_workers=k) for k in (0, 2))

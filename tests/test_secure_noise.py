@@ -362,6 +362,7 @@ def share_that_fits(x, y):
     return float(((number - number.round()).abs() < 0.1).double().mean())
 
 
+@pytest.mark.slow
 def test_the_attack_on_the_support_tells_values_apart_against_the_default_noise_only():
     """With 16,000,000 pairs, of which 1e-5 are far enough: 160 of them, whose share is known to 3%.
 

@@ -28,6 +28,7 @@ def cost(*entries, delta=1e-5):
 # --- of a run -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_budget_pays_for_what_costs_no_more():
     budget = Budget(3.0, 1e-5, "rdp")
     affordable = [n for n in range(1, 25) if cost((STEP, n)) <= 3.0]
@@ -85,6 +86,7 @@ def test_wrong_limits(changes, message):
         make_run(**changes)
 
 
+@pytest.mark.slow
 def test_more_steps_need_a_new_budget_and_get_what_is_left_of_it():
     run = make_run(noise_multiplier=None, epsilon=1.0, accountant="rdp")
     finish(run)

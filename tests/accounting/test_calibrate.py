@@ -110,6 +110,7 @@ def test_published_epsilons_by_rdp(noise_multiplier, sampling_rate, steps, delta
     assert round(epsilon, 2) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "batch_size", "size", "steps", "expected"),
     [
@@ -162,6 +163,7 @@ def test_epsilon_of_one_unsampled_gaussian_is_the_closed_form():
 # The noise multiplier -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "sampling_rate", "steps", "accountant"),
     [
@@ -189,6 +191,7 @@ def test_noise_multiplier_keeps_the_budget_and_one_tick_less_does_not(
     assert calibrate.epsilon(noise_multiplier=z - tick(z), **settings) > epsilon
 
 
+@pytest.mark.slow
 def test_noise_multiplier_and_steps_agree_with_epsilon_above_20():
     # Above 20 the epsilon is computed in coarser cells: what is calibrated must still be kept by it.
     event = dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(5.5))

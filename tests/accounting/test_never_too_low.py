@@ -115,6 +115,7 @@ def test_pld_of_one_sampled_release_is_exact_from_above(z, rate, delta):
     assert lower < 0 or max(sampled_delta(lower, z, rate, more=more) for more in (False, True)) > delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-14])
 @pytest.mark.parametrize(("z", "rate"), [(0.7, 0.1), (2.0, 0.5)])
 def test_pld_of_two_sampled_releases_is_exact_from_above(z, rate, delta):
@@ -139,6 +140,7 @@ def test_pld_is_that_of_the_prv_accountant(z, rate, steps, delta):
     assert theirs - 0.02 < ours < theirs + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10, 1e-14, 1e-40, 1e-100])
 @pytest.mark.parametrize(
     ("z", "rate", "steps"),
@@ -207,6 +209,7 @@ def test_the_error_of_the_transforms_is_within_its_bound(count):
 # --- RDP ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1.1, 2, 2.5, 10.9, 12, 63])
 @pytest.mark.parametrize(("z", "rate"), [(0.1, 1e-3), (1.0, 0.01), (100.0, 1e-3), (1e4, 0.3), (1e6, 1e-6)])
 def test_the_divergence_with_its_rounding_is_above_the_true_one(z, rate, order):
@@ -282,6 +285,7 @@ def answered(function):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize("steps", [1, 10**5, 2**24])
 @pytest.mark.parametrize("rate", [1e-9, 0.01, 1.0])
@@ -381,6 +385,7 @@ def test_a_delta_below_what_can_be_bounded_is_refused(delta, tmp_path):
             door()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-3, 1000.0])
 @pytest.mark.parametrize(("rate", "steps"), [(1.0, 1), (1.0, 10**6), (0.01, 10**5), (0.5, 2**24)])
 def test_noise_for_extreme_budgets_is_found_in_time(epsilon, rate, steps):
@@ -401,6 +406,7 @@ def test_noise_between_the_steps_of_the_search_is_found():
     assert gaussian_delta(500, z) <= 1e-5 < gaussian_delta(500, z - 2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("z", [0.02, 1.0, 2.0**20])
 def test_budgets_of_extreme_events_are_searched_in_time(z, tmp_path):
     assert answered(lambda: Budget(1000.0, 1e-5).most(sampled(z, 0.01), 10**9)) >= 0
@@ -416,6 +422,7 @@ def _reserve(data, entries):
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_curve_of_extreme_settings_is_drawn_in_time():
     curve = answered(
         lambda: calibrate.epsilon_curve(noise_multiplier=0.05, sampling_rate=0.5, steps=10**5, delta=1e-5)

@@ -61,6 +61,7 @@ def of_sgd():
     return audit(maker("sgd", noise_multiplier=0.5), seed=0)
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_the_bound_is_below_the_claim_and_not_0_for_every_rule(rule, of_sgd):
     result = audit(maker(rule, noise_multiplier=0.5), seed=0)
@@ -72,6 +73,7 @@ def test_the_bound_is_below_the_claim_and_not_0_for_every_rule(rule, of_sgd):
     assert result.any_mechanism == pytest.approx(of_sgd.any_mechanism, abs=0.2)
 
 
+@pytest.mark.audits
 def test_more_noise_gives_a_lower_bound_and_none_gives_a_higher_one():
     quiet, usual, loud = (
         audit(maker(noise_multiplier=z, batch_size=120, steps=20), seed=2) for z in (0.6, 1.2, 5.0)
@@ -92,6 +94,7 @@ def test_other_samplers_are_audited(sampling, monkeypatch):
     assert (result.gaussian > 0) == (sampling["sampling"] == "shuffled")
 
 
+@pytest.mark.audits
 def test_micro_batches_and_steps_and_runs():
     result = audit(maker(noise_multiplier=0.6, micro_batch_size=7), seed=0, steps=4, canaries=60, runs=3)
     assert (result.steps, result.runs, result.canaries) == (4, 3, 180)
@@ -186,6 +189,7 @@ def nothing(monkeypatch):
     pass
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize(
     ("sabotage", "verdict"),
     [
@@ -204,11 +208,13 @@ def test_a_sabotaged_run_is_caught(monkeypatch, sabotage, verdict):
     assert 4 < result.claimed < 8
 
 
+@pytest.mark.audits
 def test_the_bound_of_a_sharper_accountant_is_caught_too(monkeypatch):
     no_noise(monkeypatch)
     assert audit(maker(accountant="pld"), seed=0).verdict == "fail"
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize("sabotage", [no_noise, noise_on_the_mean, no_clipping])
 def test_the_bound_for_any_mechanism_catches_a_small_claim_alone(monkeypatch, sabotage):
     make_run = maker(noise_multiplier=2.5, batch_size=60)

@@ -82,6 +82,7 @@ def test_a_sound_run_passes_and_every_row_is_there():
     assert all(row.seen and not row.remedy for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_the_sensitivity_is_1_in_every_rules_geometry_and_is_reached(rule):
     verdict, seen = look("sensitivity in the geometry", maker(rule=rule, seed=0))
@@ -147,6 +148,7 @@ def reader():
     return maker(Reader, loss=text_loss, dataset=Texts(), seed=3)
 
 
+@pytest.mark.slow
 def test_texts_with_tied_frozen_and_unused_parameters_pass(reader):
     rows = {row.name: row for row in check(reader)}
     assert {name for name, row in rows.items() if row.verdict != PASS} == {
@@ -179,6 +181,7 @@ def test_clipping_that_is_off_is_seen(monkeypatch):
     assert float(seen.split()[-1]) > 10
 
 
+@pytest.mark.slow
 def test_a_geometry_that_is_wrong_after_some_steps_is_seen(monkeypatch):
     original = Geometry.scaled
 
@@ -481,6 +484,7 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_json(capsys, folder):
     code, printed, _ = call(capsys, "check", "module_of_the_check:make_run", "--examples", "4")
     assert code == 0
@@ -514,6 +518,7 @@ def test_a_function_that_cannot_be_loaded_is_one_line(capsys, folder, command, f
     assert message in error
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_bar_if_asked(capsys, folder):
     code, _, error = call(capsys, "check", "module_of_the_check:make_run", "--progress", "--examples", "2")
     assert code == 0

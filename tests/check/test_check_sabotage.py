@@ -130,6 +130,7 @@ def sound_and_extreme():
     return made(dataset=TensorDataset(x, y))
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize("make_run", [sound, sound_and_odd, sound_and_extreme])
 def test_a_sound_run_is_caught_by_no_row(make_run):
     rows = check(make_run)
@@ -290,6 +291,7 @@ def test_workers_that_load_what_was_drawn_pass(monkeypatch):
     assert rows_of(monkeypatch, lambda: made(num_workers=1), RATE)[RATE].verdict == PASS
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize("kind", DRAWN)
 def test_batches_that_are_not_drawn_as_stated_are_caught(monkeypatch, kind):
     make_run, names = DRAWN[kind]
@@ -318,6 +320,7 @@ def of_large_batches_only(norms):
     return torch.ones_like(norms) if len(norms) > 20 else norms.clamp(min=1.0).reciprocal()
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize("weights", [mined, by_the_mean, by_the_largest, of_large_batches_only])
 def test_clipping_that_depends_on_the_batch_is_caught(monkeypatch, weights):
     monkeypatch.setattr(adamas.privatize, "clip_weights", weights)
@@ -361,6 +364,7 @@ class Cancelling(Loop):
         return (torch.einsum("nts,t,s->n", gram, signs, signs).clamp(min=0) * 100).double().sqrt()
 
 
+@pytest.mark.audits
 @pytest.mark.parametrize(
     ("engine", "names"),
     [
@@ -471,6 +475,7 @@ def test_a_loss_that_mixes_examples_is_caught(monkeypatch, kind):
     assert_caught(monkeypatch, lambda: made(MIXING[kind], engine="vmap"), MIXED)
 
 
+@pytest.mark.audits
 @pytest.mark.filterwarnings("ignore:engine='auto' takes")
 @pytest.mark.parametrize("kind", MIXING)
 def test_a_loss_that_mixes_examples_has_no_influence_or_is_caught(monkeypatch, kind):

@@ -204,6 +204,7 @@ def test_an_error_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arg
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.subprocess
 def test_the_module_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "adamas", "--version"], capture_output=True, text=True, check=True

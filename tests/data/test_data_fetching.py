@@ -238,6 +238,7 @@ def test_apt_without_a_list_of_packages_says_what_to_run(tmp_path, monkeypatch):
         registry.fetch()
 
 
+@pytest.mark.subprocess
 def test_two_processes_at_once_fetch_once(npm):
     npm.serve()
     processes = [npm.process() for _ in range(2)]
@@ -262,6 +263,7 @@ def test_two_processes_without_locks_are_safe_too(npm, monkeypatch):
     assert npm.left() == ["thing-1.0.0"]
 
 
+@pytest.mark.kills
 def test_a_killed_fetch_leaves_no_package_and_the_next_one_sweeps_up(npm):
     npm.serve()
     (npm.root / "hang").touch()

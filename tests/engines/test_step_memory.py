@@ -147,6 +147,7 @@ def references(built: Bookkeeping) -> list[weakref.ref[Any]]:
     return [weakref.ref(value) for value in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_an_engine_is_freed_without_the_collector(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     activations: list[weakref.ref[Any]] = []
@@ -176,6 +177,7 @@ def live_tensors() -> int:
     return sum(issubclass(type(value), Tensor) for value in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_steps_do_not_pile_up_tensors(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     model, x = make()

@@ -31,6 +31,7 @@ def make_settings(**changes):
     return Settings(**arguments | changes)
 
 
+@pytest.mark.slow
 def test_all_runs_are_composed(tmp_path):
     ledger = DataLedger.create(tmp_path / "l", epsilon=3.0, delta=1e-5, accountant="rdp")
     result = sweep.sweep(
@@ -54,6 +55,7 @@ def test_all_runs_are_composed(tmp_path):
     assert "4 runs composed" in result["accounting"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", sweep.SELECTIONS)
 def test_no_two_runs_of_a_sweep_share_their_noise(selection, tmp_path, monkeypatch):
     """Neither do a run and one that is made later with the seed of the sweep."""
@@ -79,6 +81,7 @@ def test_no_two_runs_of_a_sweep_share_their_noise(selection, tmp_path, monkeypat
     assert max(seeds) < 2**53  # every reader of JSON keeps them
 
 
+@pytest.mark.slow
 def test_seeds_of_a_large_sweep_are_different():
     seeds = {sweep._changed(make_settings(), {}, 1.0, number).seed for number in range(20_000)}
     assert len(seeds) == 20_000
@@ -139,6 +142,7 @@ def test_the_best_of_a_random_number_of_runs(tmp_path):
     assert "only the best one may be shown" in result["accounting"]
 
 
+@pytest.mark.slow
 def test_the_number_of_runs_is_geometric(tmp_path, monkeypatch):
     """200 sweeps of 3 runs on average: a mean beyond 5 standard errors, 0.87, has probability 6e-7.
 
@@ -187,6 +191,7 @@ def test_wrong_sweeps_are_refused_before_a_run(changes, options, message, tmp_pa
         sweep.sweep(make_settings(**changes), tried, tmp_path / "out", **options)
 
 
+@pytest.mark.slow
 def test_the_command_line_of_a_sweep_and_a_ledger(tmp_path, capsys):
     path = str(tmp_path / "data.ledger")
     with pytest.raises(SystemExit, match="0"):

@@ -148,6 +148,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("death", DEATHS)
 def test_whenever_a_command_is_killed_resume_ends_in_the_same_files_and_spends_once(
     death, whole, tmp_path, capsys
@@ -236,6 +237,7 @@ def waiting(arguments):
         process.join()
 
 
+@pytest.mark.kills
 def test_two_trainings_do_not_share_a_folder_and_the_death_of_one_frees_it(tmp_path, whole, capsys):
     out, ledger = tmp_path / "out", make_ledger(tmp_path / "data.ledger")
     command = [*TRAIN, *SAVED, "--out", out, "--data-ledger", ledger.path]
@@ -252,6 +254,7 @@ def test_two_trainings_do_not_share_a_folder_and_the_death_of_one_frees_it(tmp_p
     assert (out / "model.safetensors").read_bytes() == (whole / "out" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("selection", ["all", "best"])
 def test_two_sweeps_do_not_share_a_folder(selection, tmp_path, capsys):
     command = [
@@ -382,6 +385,7 @@ def after_training(monkeypatch, action):
     monkeypatch.setattr(experiment, "accuracy", accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], SAVED], ids=["plain", "with checkpoints"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(

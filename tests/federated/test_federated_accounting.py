@@ -44,6 +44,7 @@ def test_a_client_costs_what_its_rounds_cost():
     assert plan.epsilon(1.0) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_participation_is_counted_on_only_if_asked_and_helps(accountant):
     plain = Plan(**BASE, accountant=accountant)

@@ -147,6 +147,7 @@ def test_a_client_is_charged_for_the_rounds_in_which_it_was_asked():
     assert server.epsilon() == max(server.epsilons()) < server.plan.epsilon(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "dp-fafed"])
 def test_the_clients_own_ledgers_agree_with_the_server(name):
     algorithm = ALGORITHMS[name](**REFERENCES[name][1])
@@ -243,6 +244,7 @@ def test_bad_settings_are_refused(options, message):
 # --- whole trainings ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_training_depends_on_its_seed_alone(name):
     results = []

@@ -64,6 +64,7 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_cell_is_a_federated_training_with_its_own_epsilon(made):
     table = load_table(made / "table.toml")
     settings = table.cell_settings(Cell("adamw", "few"), 3)
@@ -88,6 +89,7 @@ def test_a_cell_is_a_federated_training_with_its_own_epsilon(made):
     assert noise["few"] > noise["many"]  # the client with the fewest examples needs more
 
 
+@pytest.mark.slow
 def test_results_of_another_default_of_the_algorithm_are_refused(made, monkeypatch):
     table = load_table(made / "table.toml")
     before = results.resolved_options
@@ -130,6 +132,7 @@ def test_a_table_with_wrong_settings_is_refused(text, message, tmp_path):
         load_table(tmp_path / "table.toml")
 
 
+@pytest.mark.usefixtures("plots")
 def test_the_page_and_the_report_show_numbers_curves_and_the_spread(made, tmp_path):
     table = load_table(made / "table.toml")
     kept = Results(made / "table" / "results.jsonl", table)
@@ -144,6 +147,7 @@ def test_the_page_and_the_report_show_numbers_curves_and_the_spread(made, tmp_pa
     assert spreads[0].startswith("few, seed 0: 4 clients with ")
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_federated_training_is_reported(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(

@@ -88,6 +88,7 @@ def test_the_plan_is_that_of_the_client_with_the_fewest_records():
     assert (by_client.sampling_rate, by_client.queries) == (0.5, 1)
 
 
+@pytest.mark.slow
 def test_a_budget_becomes_noise():
     settings = blobs(noise_multiplier=None, epsilon=3.0)
     plan = settings.plan([40] * 4)
@@ -151,6 +152,7 @@ def test_a_data_set_is_spread_over_clients_the_same_way_everywhere():
 # --- files ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_training_leaves_its_model_its_rounds_and_what_it_cost(tmp_path):
     settings = blobs(rounds=12, local_steps=5, algorithm_options={"lr": 0.05}, noise_multiplier=0.6)
     seen = []
@@ -205,6 +207,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dp-fedadamw", "dp-fedopt", "dp-fafed"])
 def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(algorithm, tmp_path):
     settings = blobs(algorithm=algorithm)

@@ -92,6 +92,7 @@ def test_the_kernel_is_in_use():
     assert _normals_kernel.available()
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("kernel", ["add", "add_scaled"])
 def test_the_kernel_gives_the_same_bits_near_and_far(kernel):

@@ -97,6 +97,7 @@ def test_every_output_of_a_raw_run_says_that_it_is_not_private(runs, capsys, tmp
     assert math.isfinite(private["epsilon"])
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_run_that_dies_leaves_whole_lines(monkeypatch, tmp_path):
     settings = experiment.Settings(
         data="digits", model="linear", rule="adam", batch_size=64, delta=1e-5, noise_multiplier=9.0, steps=9
@@ -121,6 +122,7 @@ def test_a_run_that_dies_leaves_whole_lines(monkeypatch, tmp_path):
     assert "did not finish" in read_page(tmp_path / "page.html").text
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_report_compares_two_runs_on_one_page(runs, capsys, tmp_path):
     out = tmp_path / "page.html"
     code, printed, _ = call(capsys, "report", runs / "corrected", runs / "sgd", "--out", out)
@@ -157,6 +159,7 @@ def test_the_default_place_of_a_report_is_the_folder(runs, capsys):
     assert "without --diagnose" in read_page(runs / "plain" / "report.html").text
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
     out = tmp_path / "page.html"
     code, printed, _ = call(capsys, "report", runs / "corrected", runs / "raw", "--out", out)
@@ -170,6 +173,7 @@ def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
     assert ("class", "red") in page.attributes
 
 
+@pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize("kept", ["result.json", "ledger.json", "diagnostics.jsonl"])
 def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, kept):
     """Files of a private run, but for one: whoever mixes them up is told."""
@@ -180,6 +184,7 @@ def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, ke
     assert "NOT PRIVATE" in read_page(tmp_path / "page.html").text
 
 
+@pytest.mark.usefixtures("plots")
 def test_everything_is_escaped(runs, tmp_path):
     evil = EVIL
     folder = tmp_path / "a<b>&'\"$x^$"
@@ -209,6 +214,7 @@ def test_everything_is_escaped(runs, tmp_path):
     assert folder.name in page.text
 
 
+@pytest.mark.usefixtures("plots")
 def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
     lines = lines_of(runs / "corrected")[-2:]
     lines[0]["overall"] = None
@@ -221,6 +227,7 @@ def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
     assert "Size of the update" in text
 
 
+@pytest.mark.usefixtures("plots")
 def test_many_layers_are_cut_to_the_largest(runs, tmp_path):
     line = lines_of(runs / "corrected")[-1]
     line["layers"] = {f"layer{i}": line["layers"]["1.bias"] | {"coordinates": i + 1} for i in range(40)}
@@ -303,6 +310,7 @@ def read_lines(folder):
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_table_has_its_claim_privacy_numbers_figures_and_settings(capsys, tmp_path):
     folder = write_table(tmp_path)
     code, printed, _ = call(capsys, "report", folder)
@@ -346,6 +354,7 @@ def test_a_table_has_its_claim_privacy_numbers_figures_and_settings(capsys, tmp_
     assert "Learning curves, σ = 1: DP-SGD 45.0% to 90.1%" in said[4]
 
 
+@pytest.mark.usefixtures("plots")
 def test_the_values_to_sort_by_are_the_means_and_the_best_are_bold(tmp_path):
     write_report([write_table(tmp_path, cells=[("sgd", "a"), ("adam", "a")])], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -360,11 +369,13 @@ def test_the_values_to_sort_by_are_the_means_and_the_best_are_bold(tmp_path):
     assert '<b class="best">' not in rows[2]
 
 
+@pytest.mark.usefixtures("plots")
 def test_points_say_what_they_are_where_the_mouse_is(tmp_path):
     write_report([write_table(tmp_path)], tmp_path / "page.html")
     assert "<title>DP-Adam, σ = 2: ours 90.6, published 91</title>" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.usefixtures("plots")
 def test_tables_of_an_experiments_folder_have_an_index_and_runs_come_last(runs, capsys, tmp_path):
     root = tmp_path / "experiments"
     write_table(root)
@@ -385,6 +396,7 @@ def test_tables_of_an_experiments_folder_have_an_index_and_runs_come_last(runs, 
     assert "NOT PRIVATE: raw" in page.text
 
 
+@pytest.mark.usefixtures("plots")
 def test_without_arguments_the_tables_here_are_reported(capsys, monkeypatch, tmp_path):
     write_table(tmp_path / "experiments")
     monkeypatch.chdir(tmp_path)
@@ -400,6 +412,7 @@ def test_without_arguments_the_tables_here_are_reported(capsys, monkeypatch, tmp
     assert "no results in ./experiments" in error
 
 
+@pytest.mark.usefixtures("plots")
 def test_results_elsewhere_find_their_table_by_name(capsys, monkeypatch, tmp_path):
     write_table(tmp_path / "experiments").rename(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
@@ -413,6 +426,7 @@ def test_results_elsewhere_find_their_table_by_name(capsys, monkeypatch, tmp_pat
     assert "Accuracy of three rules" in read_page(tmp_path / "page.html", sortable=True).text
 
 
+@pytest.mark.usefixtures("plots")
 def test_everything_in_a_table_is_escaped(tmp_path):
     values = {"title": EVIL, "source": EVIL, "claim": EVIL, "notes": [EVIL], "findings": [EVIL]}
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "seeds = 1\n"
@@ -444,6 +458,7 @@ published = [[90.0, 0.1]]
     assert f"lr = {EVIL}" in page.text
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_table_that_is_not_finished_says_how_far_it_is(tmp_path):
     folder = write_table(tmp_path, cells=CELLS[:2], seeds=1)
     table = load_table(folder.with_suffix(".toml"))
@@ -466,6 +481,7 @@ def test_a_table_without_a_finished_run_has_no_figures(tmp_path):
     assert page.figures() == []
 
 
+@pytest.mark.usefixtures("plots")
 def test_one_seed_has_no_deviation_and_one_column_no_axis_of_epsilon(tmp_path):
     folder = write_table(tmp_path, cells=[("sgd", "b"), ("bc", "b")], seeds=1)
     write_report([folder], tmp_path / "page.html")
@@ -476,6 +492,7 @@ def test_one_seed_has_no_deviation_and_one_column_no_axis_of_epsilon(tmp_path):
     assert "Accuracy, σ = 2: DP-SGD 89.0%, DP-AdamBC 59.0%." in page.figures()
 
 
+@pytest.mark.usefixtures("plots")
 def test_columns_that_differ_in_more_than_privacy_have_a_figure_each(tmp_path):
     text = TABLE.replace("noise_multiplier = 4.0", 'noise_multiplier = 4.0, model = "mlp"')
     write_report([write_table(tmp_path, text=text)], tmp_path / "page.html")
@@ -483,6 +500,7 @@ def test_columns_that_differ_in_more_than_privacy_have_a_figure_each(tmp_path):
     assert [words[:16] for words in said[:3]] == [f"Accuracy, σ = {n}:" for n in (1, 2, 4)]
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_table_without_published_numbers_is_not_compared(tmp_path):
     text = re.sub(r"published(_epsilon)? = .*", "", TABLE)
     write_report([write_table(tmp_path, text=text)], tmp_path / "page.html")
@@ -492,6 +510,7 @@ def test_a_table_without_published_numbers_is_not_compared(tmp_path):
     assert "the paper has" not in page.text
 
 
+@pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize(
     "change",
     [
@@ -516,6 +535,7 @@ def test_a_row_that_is_not_private_is_marked_loudly(capsys, tmp_path, change):
     assert ("class", "tag red") in page.attributes  # in the cell
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_table_of_runs_that_are_not_private_promises_nothing(tmp_path):
     write_report([write_table(tmp_path, private=False, epsilon="inf")], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html", sortable=True)
@@ -524,6 +544,7 @@ def test_a_table_of_runs_that_are_not_private_promises_nothing(tmp_path):
     assert "bounded by" not in page.text
 
 
+@pytest.mark.usefixtures("plots")
 def test_moments_in_the_results_are_drawn(runs, tmp_path):
     folder = write_table(tmp_path, cells=[("sgd", "a"), ("bc", "a"), ("bc", "c")], seeds=1)
     moments = lines_of(runs / "corrected")[-1]
@@ -538,6 +559,7 @@ def test_moments_in_the_results_are_drawn(runs, tmp_path):
     assert len([words for words in said if words.startswith("DP-AdamBC: histogram of the |update|")]) == 2
 
 
+@pytest.mark.usefixtures("plots")
 def test_epsilon_is_never_rounded_below_itself(tmp_path):
     folder = write_table(tmp_path, epsilon={"pld": 0.78401, "rdp": None})
     write_report([folder], tmp_path / "page.html")
@@ -547,6 +569,7 @@ def test_epsilon_is_never_rounded_below_itself(tmp_path):
     assert "By RDP" not in page.text  # it has no bound
 
 
+@pytest.mark.usefixtures("plots")
 def test_each_delta_has_its_own_guarantee(tmp_path):
     text = TABLE.replace("{ noise_multiplier = 4.0 }", "{ noise_multiplier = 4.0, delta = 1e-4 }")
     folder = write_table(tmp_path, text=text)
@@ -560,6 +583,7 @@ def test_each_delta_has_its_own_guarantee(tmp_path):
     assert "ε = 0.70 and δ = 0.0001" in text
 
 
+@pytest.mark.usefixtures("plots")
 def test_accuracy_on_held_out_examples_is_called_validation_accuracy(tmp_path):
     folder = write_table(tmp_path, text=TABLE.replace('"digits"', '"digits/validation"'))
     write_report([folder], tmp_path / "page.html")

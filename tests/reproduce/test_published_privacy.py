@@ -69,6 +69,7 @@ PRINTED = (
 )
 
 
+@pytest.mark.slow
 def test_every_published_number_is_there(rows):
     assert len(rows) == sum(map(len, EXPECTED.values())) == 33
     assert [str(row.published) for row in rows if row.published is not None] == PRINTED.split()
@@ -117,6 +118,8 @@ def test_all_agree_and_those_that_need_a_tolerance_say_why(rows):
     ],
 )
 def test_a_wrong_value_does_not_agree(old, new):
+    if "1.46" in old:  # by the PRV accountant of Opacus
+        pytest.importorskip("opacus")
     text = FILE.read_text(encoding="utf-8")
     assert text.count(old) == 1
     changed, number = text.replace(old, new), text[: text.index(old)].count("[[table]]") - 1

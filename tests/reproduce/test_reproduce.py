@@ -206,6 +206,7 @@ def test_rows_of_the_macadam_tables_are_the_presets(number, data):
 # --- runs -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.subprocess
 def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(
     tmp_path, table, real_processes
 ):
@@ -237,6 +238,7 @@ BAD = TABLE.replace("rule_options = { lr = 0.01 }", "rule_options = { lr = -1 }"
 )
 
 
+@pytest.mark.subprocess
 def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path, real_processes):
     table = load_table(write(tmp_path, BAD))
     failed = r"row 'adam', column 'low', seed 0 failed: .*lr=-1.*finished and kept"
@@ -284,6 +286,7 @@ def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
             kept.add(kept.lines[0])
 
 
+@pytest.mark.slow
 def test_sampling_without_a_bound_by_rdp_keeps_its_run(tmp_path):
     text = TABLE.replace("delta = 1e-5", 'delta = 1e-5\nsampling = "truncated-poisson"\nmax_batch_size = 120')
     with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
@@ -321,6 +324,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.kills
 def test_a_killed_process_loses_and_repeats_no_finished_run(tmp_path, real_processes):
     path = write(tmp_path, TABLE.replace("steps = 4", "steps = 40"))
     script = tmp_path / "killed.py"

@@ -78,6 +78,7 @@ def test_the_step_is_that_of_torchs_kernel(name, variance, calls, without_kernel
             torch.testing.assert_close(value, slow_rule.state[q][key], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_the_number_of_threads_does_not_show(name):
     before = torch.get_num_threads()

@@ -293,6 +293,7 @@ def follow(setup: Setup, given: Problem, sigma: float, groups: bool = False) -> 
 # --- against the papers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_setup
 @pytest.mark.parametrize("sigma", [0.0, 0.4, 2.0])
 @pytest.mark.parametrize("seed", [0, 1])
@@ -377,6 +378,7 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.slow
 @every_setup
 @pytest.mark.parametrize("stop", [1, 4, 20, 25])  # both phases of each DP2, and the step of a public gradient
 def test_a_resumed_rule_is_bit_equal(setup, stop):
@@ -677,6 +679,7 @@ def second_moments(rule: Rule, p: Tensor, sigma: float, steps: int, beta2: float
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bounds", "error"),
     # b^2 is near d h1: 0.002 and 20. The printed Phi is 1/b^2 of the variance of the noise.

@@ -149,6 +149,7 @@ def test_groups_share_one_global_selection_and_keep_their_rates():
             assert torch.equal(p, twin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["block", "tensor", "global"])
 @pytest.mark.parametrize("bucket_size", [16, 512])
 @pytest.mark.parametrize("window_correction", [False, True])
@@ -467,6 +468,7 @@ def tensors_in(nest: Any) -> list[Tensor]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scope", ["block", "tensor", "global"])
 @pytest.mark.parametrize("bits", [None, 4])

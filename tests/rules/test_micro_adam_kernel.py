@@ -122,12 +122,14 @@ def run_both(sizes: list[int], kind: Kind, steps: int, **options: Any) -> None:
         assert_same(fast, plain, f"step {t + 1}")
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("kind", KINDS)
 def test_fifty_steps_are_bit_equal(kind):
     run_both(SIZES, KINDS[kind], STEPS)
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize(
     "options",
@@ -149,6 +151,7 @@ def test_fifty_steps_are_bit_equal_with_other_options(options):
     run_both([1, 7, 513, BLOCK + 300], KINDS["normal"], STEPS, **options)
 
 
+@pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("bucket_size", [7, 33, 1000, 100_000])
 def test_buckets_that_do_not_divide_a_block_are_bit_equal_in_tensors_of_one_block(bucket_size):
@@ -341,6 +344,7 @@ print(*queue.get(timeout=30))
 """
 
 
+@pytest.mark.subprocess
 @needs_numba
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_has_threads_of_its_own():
@@ -471,6 +475,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("way", BROKEN)
 def test_without_numba_the_step_is_made_by_torch(way, tmp_path):
     (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so: cannot open shared object file')\n")

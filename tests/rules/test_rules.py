@@ -413,6 +413,7 @@ CORRECTED: dict[str, Callable[..., Rule]] = {
 CONVERGENCE: dict[str, dict[str, Any]] = {"sgd": {"lr": 0.3}}
 
 
+@pytest.mark.slow
 @every_rule
 @pytest.mark.parametrize("seed", [0, 1])
 def test_noisy_quadratics_are_minimised(name, seed):
@@ -464,6 +465,7 @@ def test_on_noise_alone_the_updates_of_adam_have_the_standard_deviation_of_momen
     assert float(result["updates"].std()) == pytest.approx(0.2294, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECTED)
 def test_on_noise_alone_half_of_the_corrected_coordinates_lie_on_a_small_floor(name):
     phi, floor = 0.04, 1e-6

@@ -39,6 +39,7 @@ def journaled(file):
 # --- resuming -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rules.RULES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_from_a_file_is_bit_equal(name, engine, tmp_path):
@@ -628,6 +629,7 @@ def test_what_is_no_data_is_refused_with_its_place(tmp_path):
 # --- more steps -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_extended_run_resumes_into_one_made_as_before(tmp_path):
     def fresh():
         return make_run(noise_multiplier=None, epsilon=1.0, accountant="rdp")
