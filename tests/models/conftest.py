@@ -1,0 +1,26 @@
+"""A small BERT in the files in which weights are published."""
+
+import pytest
+import torch
+
+from tests.support.small_models import SMALL
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A BERT with random weights, in the files of `transformers`."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=SMALL.words,
+        max_position_embeddings=SMALL.positions,
+        hidden_size=SMALL.width,
+        num_hidden_layers=SMALL.layers,
+        num_attention_heads=SMALL.heads,
+        intermediate_size=SMALL.inner,
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.2 * torch.randn_like(p)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
