@@ -1,4 +1,4 @@
-"""Adaptive optimizers for differentially private training in PyTorch, with a true epsilon."""
+"""Adaptive optimizers for differentially private training in PyTorch, with accounting you can check."""
 
 from adamas import diagnostics, distributed, engines, finetune, rules, sampling, theory
 from adamas._version import __version__

@@ -1,4 +1,4 @@
-"""Audits of a run: a lower bound on epsilon from canaries, to hold against the claim."""
+"""Audits a run: a lower bound on its epsilon from canaries, to compare with its claim."""
 
 from adamas.audit.one_run import METHOD, Audit, audit, bound, least_false_rate, p_value, rates
 

@@ -1,4 +1,4 @@
-"""Canaries in a run: gradients that a privacy audit plants, and watches through the run's own door."""
+"""Plants canaries in a run, gradients that a privacy audit recognises, and watches its releases for them."""
 
 import math
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class Canaries:
         )
 
     def watch(self, release: PrivateGradient) -> None:
-        """Adds what a release tells of each canary: a logarithm of likelihoods, in or out."""
+        """Adds to each score the log-likelihood ratio of a release: canary included against not."""
         sampler, z = self.run.loader.sampler, self.run.noise_multiplier
         seen = np.zeros(len(self.scores))
         for p, (numbers, places) in self._coordinates.items():
@@ -106,7 +106,7 @@ class Canaries:
         return self._make_inner(model, loss, batch)
 
     def add(self, p: Tensor, out: Tensor, geometry: Geometry, weights: np.ndarray) -> None:
-        """Adds the gradients `c + s L e` of the canaries to a sum, given the weight of each."""
+        """Adds the weighted gradients `c + s L e` of the canaries to a sum."""
         c, s = geometry.center_of(p), geometry.scale[p]
         if c is not None:
             out.add_(c, alpha=float(weights.sum()))
@@ -116,7 +116,7 @@ class Canaries:
         out.view(-1).index_add_(0, places, added * scale)
 
     def note(self, p: Tensor, added: Tensor, weight: float) -> None:
-        """Notes what the examples put on the canaries' coordinates, which the auditor knows."""
+        """Notes the examples' share of the canaries' coordinates, which the auditor knows."""
         if isinstance(self.run.loader.sampler, TruncatedPoisson):
             return  # who was cut away tells of the canaries
         numbers, _ = self._coordinates[p]
@@ -125,12 +125,12 @@ class Canaries:
         self._known[numbers.numpy()] += (added.double().cpu().numpy() - weight * c) / s * batch_size
 
     def places(self, p: Tensor) -> Tensor:
-        """The canaries' coordinates in a parameter."""
+        """Returns the canaries' coordinates in a parameter."""
         return self._coordinates[p][1].to(p.device)
 
 
 def likelihood_ratio(seen: np.ndarray, q: float, z: float) -> np.ndarray:
-    """The logarithm of how much likelier a value is with a canary, sampled at rate q, than without it."""
+    """Computes the log-likelihood ratio of a value with a canary, sampled at rate q, against without it."""
     if z == 0:
         return seen
     with np.errstate(all="ignore"):
@@ -141,7 +141,7 @@ def likelihood_ratio(seen: np.ndarray, q: float, z: float) -> np.ndarray:
 
 
 def noiseless_threshold(run: PrivateRun, steps: int) -> float:
-    """The score that parts canaries which were sampled from those which were not, if there is no noise."""
+    """Returns the score that separates sampled canaries from others, if there is no noise."""
     sampler = run.loader.sampler
     if isinstance(sampler, Shuffled):
         return 0.0
@@ -150,7 +150,7 @@ def noiseless_threshold(run: PrivateRun, steps: int) -> float:
 
 
 class _Planted:
-    """An engine for a batch with canaries: the run's own one for the examples, and the canaries beside it."""
+    """An engine for a batch with canaries, which the run's own engine computes without them."""
 
     def __init__(
         self, canaries: Canaries, numbers: np.ndarray, model: nn.Module, loss: Loss, batch: Any
@@ -196,7 +196,7 @@ class _Planted:
         return result
 
     def _present(self) -> np.ndarray:
-        """Which rows are canaries that take part."""
+        """Returns which rows are canaries that take part."""
         rows: np.ndarray = (self._numbers >= 0) & self._canaries.included[self._numbers]
         return rows
 
@@ -215,7 +215,7 @@ class _Numbered(Dataset[Any]):
 
 
 class _NumberedCollate:
-    """Joins numbers and examples, the examples as the run does."""
+    """Joins numbers, and joins examples as the run does."""
 
     def __init__(self, loader: Loader) -> None:
         self._collate = loader.collate_fn or default_collate
@@ -228,7 +228,7 @@ class _NumberedCollate:
 def _at(
     geometry: Geometry, coordinates: Mapping[Tensor, tuple[Tensor, Tensor]]
 ) -> dict[Tensor, tuple[np.ndarray, np.ndarray]]:
-    """Centre and scale at the canaries' coordinates, copied before the rule changes them."""
+    """Copies centre and scale at the canaries' coordinates, before the rule changes them."""
     result = {}
     for p, (_, places) in coordinates.items():
         values = []

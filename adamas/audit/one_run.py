@@ -58,17 +58,17 @@ _COSTLY = 60.0  # epsilon, above which a trade-off curve takes too long
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit showed.
+    """The result of an audit.
 
     Attributes:
         lower_bound: With `confidence`, epsilon is at least this: the larger of the next two.
         any_mechanism: The bound that asks nothing of the mechanism.
         gaussian: The bound if the run's releases are independent Gaussians, sampled as stated.
         confidence: The probability with which the bound holds.
-        claimed: What the run says that it spent.
-        delta: The delta of both.
+        claimed: The epsilon that the run states.
+        delta: The delta of both epsilons.
         conclusive: Whether the claim would have been refuted if every guess had been right.
-        canaries: How many there were, over all runs.
+        canaries: Their number, over all runs.
         guesses: How many coins were guessed for `any_mechanism`.
         correct: How many of the guesses were right.
         steps: Steps of each run.
@@ -108,7 +108,7 @@ def audit(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> Audit:
-    """Trains with canaries in the place of some examples, and bounds epsilon from below.
+    """Trains with canaries in place of some examples, and bounds epsilon from below.
 
     Args:
         make_run: Returns a fresh `adamas.PrivateRun` at each call. The audit trains it, so that neither the
@@ -184,13 +184,13 @@ def audit(
 def bound(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, int, int]:
-    """The lower bound from the canaries' scores, with the number of guesses and how many were right.
+    """Returns the lower bound from the canaries' scores, the number of guesses, and how many were right.
 
     Several ways to guess share the probability of being wrong: the highest scores as included, or these
     and the lowest ones as not included, for several numbers of guesses.
 
     Args:
-        scores: How much each canary looks as if it took part.
+        scores: The membership score of each canary.
         included: Whether it did.
         delta: The delta at which epsilon is bounded.
         confidence: The probability with which the bound holds.
@@ -217,7 +217,7 @@ def bound(
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The most that so many right guesses can be likely under (epsilon, delta)-differential privacy.
+    """Bounds the probability of `correct` right guesses under (epsilon, delta)-differential privacy.
 
     Example:
         >>> round(p_value(100, 100, 90, epsilon=1.0, delta=0.0), 5), p_value(10, 10, 5, 0.0, 0.0) > 0.5
@@ -231,7 +231,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def _refuted(m: int, guesses: int, correct: int, delta: float, level: float) -> float:
-    """The largest epsilon up to which all are refuted, rounded down to `_RESOLUTION`."""
+    """Returns the largest epsilon up to which all are refuted, rounded down to `_RESOLUTION`."""
     ticks = 0
     # The p-value need not rise with epsilon where delta counts, so that no search may jump.
     while (
@@ -259,7 +259,7 @@ class _Curves:
         self._thresholds = (*_THRESHOLDS, noiseless_threshold(run, steps)) if self._usable else _THRESHOLDS
 
     def bound(self, scores: np.ndarray, included: np.ndarray, confidence: float) -> float:
-        """The epsilon of the least noise that is refuted, 0 if none is."""
+        """Returns the epsilon of the least noise that is refuted, 0 if none is."""
         if not self._usable:
             return 0.0
         limits = rates(scores, included, confidence, self._thresholds)
@@ -275,7 +275,7 @@ class _Curves:
         return math.floor(self._curve(high)[2] / _RESOLUTION) * _RESOLUTION
 
     def refuted(self, scores: np.ndarray, included: np.ndarray, confidence: float) -> bool:
-        """Whether the stated noise is refuted."""
+        """Tells whether the stated noise is refuted."""
         return self._usable and self._refuted(0, rates(scores, included, confidence, self._thresholds))
 
     def _refuted(self, place: int, limits: list[tuple[float, float]]) -> bool:
@@ -296,7 +296,7 @@ class _Curves:
 def rates(
     scores: np.ndarray, included: np.ndarray, confidence: float, thresholds: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """For each threshold the least rate of true alarms and the largest one of false ones."""
+    """Returns for each threshold the least rate of true alarms and the largest rate of false ones."""
     level = (1 - confidence) / (2 * len(thresholds))
     inside, outside = scores[included], scores[~included]
     limits = []
@@ -311,7 +311,7 @@ def rates(
 
 
 def least_false_rate(true_rate: float, epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """The fewest false alarms of an attack with so many true ones, on a mechanism with this privacy profile.
+    """Returns the least rate of false alarms of any attack with `true_rate`, given a privacy profile.
 
     Example:
         >>> least_false_rate(0.8, np.array([1.0]), np.array([0.0])) > 0.29

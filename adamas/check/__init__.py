@@ -2,14 +2,14 @@
 
 sensitivity   how far one example moves a release
 noise         the variance of the noise, in every parameter
-accounting    what is recorded
-sampling      how batches are drawn: their rate, their sizes, and each anew
-batches       whether a batch is made of its examples
-model         whether each example's gradient belongs to it alone, and is the right one
-state         what is left behind by a forward or a release
-parameters    whether what is trained is the model's, and real
+accounting    whether each release is recorded, at its price
+sampling      how batches are drawn: rate, sizes, independence
+batches       whether a batch holds its examples and nothing else
+model         whether each example's gradient is right, and depends on no other example
+state         whether a forward or a release leaves state behind
+parameters    whether only real parameters of the model train
 
-draws and full_batch load what these look at, measures are what they compare, base is what they share.
+draws and full_batch load the examples, measures compares, replay releases them, base is shared by all.
 """
 
 from adamas import _validate
@@ -107,19 +107,19 @@ CHECKS: list[Check] = [
 
 
 def check(make_run: MakeRun, *, examples: int = 8, progress: bool | None = None) -> list[Row]:
-    """Replays a run on neighbouring data sets, and says for each part of its guarantee whether it held.
+    """Replays a run on neighbouring data sets, and tells for each part of its guarantee whether it held.
 
     Args:
         make_run: Returns a fresh `adamas.PrivateRun` at each call; it is called a few times. The replays
-            are not private: show what was seen to those only who may see the data.
-        examples: How many examples of a batch are looked at one by one.
+            are not private: share results only with people cleared to see the data.
+        examples: How many examples of a batch are examined one by one.
         progress: Show a progress bar; None shows it on a terminal.
 
     Returns:
-        A row for each of `CHECKS`; for a run that cannot be made, one row that says why.
+        A row for each of `CHECKS`; if the run cannot be made, one row that says why.
 
     Guarantee:
-        A row that fails has seen a violation, but for a false alarm of the statistical rows with
+        A row that fails has seen a violation, except for false alarms of the statistical rows, with
         probability 1e-6 each. A row that passes has seen none on these examples, which is no proof.
 
     Example:
@@ -152,7 +152,7 @@ def check(make_run: MakeRun, *, examples: int = 8, progress: bool | None = None)
 
 
 def _looked(one: Check, replay: Replay) -> Row:
-    """A replay that stops with an error has shown nothing, and is no pass."""
+    """Runs one check; a replay that stops with an error fails."""
     try:
         verdict, seen = one.look(replay)
     except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:

@@ -19,7 +19,7 @@ _STEPS = 3
 
 
 def releases_recorded(replay: Replay) -> Outcome:
-    """Counts events beside releases, and composes them once more, from rate, noise and steps alone."""
+    """Counts the events of releases, and composes them again, from rate, noise and steps alone."""
     run = replay.fresh()
     sampler = run.loader.sampler
     for step in islice(run, _STEPS):
@@ -61,7 +61,7 @@ def ranks_seeds(replay: Replay) -> Outcome:
 
 
 def _composed(run: PrivateRun, z: float, steps: int, *, twice: bool = False) -> float:
-    """The epsilon of so many releases, by dp-accounting and no ledger; `twice`: two on the last batch."""
+    """Computes the epsilon of `steps` releases by dp-accounting alone; `twice`: two on the last batch."""
     sampler, n = run.loader.sampler, dataset_length(run.loader.dataset)
     if isinstance(sampler, Shuffled):
         steps = -(-steps // sampler.steps_per_epoch())  # an example is in one batch of an epoch

@@ -1,4 +1,4 @@
-"""What the checks share: a row of the table, and the runs on which it is replayed."""
+"""Shared by all checks: a row of the table, and the runs that are replayed."""
 
 import copy
 import math
@@ -25,16 +25,16 @@ T = TypeVar("T")
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
 
 FALSE_ALARM = 1e-6
-"""The probability with which a statistical row fails although all is well."""
+"""The probability that a statistical row fails although all is well."""
 
 STEPS = 5
-"""Steps that are trained before what adapts is looked at again."""
+"""Steps that are trained before adaptive parts are examined again."""
 
-# A row may take about so long for the examples of one stage; and how many it looks at in any case.
+# Seconds that a row may take for the examples of one stage, and the examples it examines in any case.
 _SECONDS, _LEAST_LOOKS = 20.0, 2
 
 Outcome = tuple[str, str]
-"""A verdict, and what was seen."""
+"""A verdict, and what the replay showed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
         name: What was checked.
         verdict: "pass", "fail" or "not applicable".
         seen: What the replay showed.
-        remedy: What to do about a failure; empty otherwise.
+        remedy: How to repair a failure; empty otherwise.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """A check by name, and what helps if it fails."""
+    """A check with its name, and the remedy if it fails."""
 
     name: str
     remedy: str
@@ -64,11 +64,11 @@ class Check:
 
 
 class Replay:
-    """The runs of the user's function on which checks are replayed, and a batch of the run's own size.
+    """The runs of the user's function that checks replay, and a batch of the run's own size.
 
     Args:
         make_run: Returns a fresh run at each call.
-        examples: How many examples of a batch are looked at one by one.
+        examples: How many examples of a batch are examined one by one.
     """
 
     def __init__(self, make_run: MakeRun, examples: int) -> None:
@@ -86,12 +86,12 @@ class Replay:
 
     @cached_property
     def still(self) -> PrivateRun:
-        """A run for those who look at model, loss and sampler only."""
+        """A run for checks that use model, loss and sampler only."""
         return self.fresh()
 
     @cached_property
     def door(self) -> PrivateRun:
-        """A run for those who release, and update nothing."""
+        """A run for checks that release, and update nothing."""
         return self.fresh()
 
     @cached_property
@@ -104,16 +104,16 @@ class Replay:
 
     @cached_property
     def draws(self) -> list[np.ndarray]:
-        """The places of the examples that the loader loads for the first steps."""
+        """The indices of the examples that the loader loads for the first steps."""
         return loaded_batches(fresh_run(self._make_run))
 
     @cached_property
     def batch(self) -> FullBatch:
-        """A batch of the run's own size, with the examples that are looked at one by one."""
+        """A batch of the run's own size, with the examples that are examined one by one."""
         return full_batch(self.still, self._examples)
 
     def few(self) -> list[int]:
-        """Places of a few examples that are spread over the data set."""
+        """Returns the indices of a few examples, spread over the data set."""
         return spread(dataset_length(self.still.loader.dataset), self._examples)
 
     @cached_property
@@ -131,7 +131,7 @@ class Replay:
         return not all(same(a, b) for other in others for a, b in zip(first, other, strict=True))
 
     def in_time(self, items: Iterable[T]) -> Iterator[T]:
-        """Goes on until the time for them is over, but not before the second one; ranks go on together."""
+        """Yields items until time is up, at least two; in a data-parallel run, all of them."""
         end = time.monotonic() + _SECONDS if self.still.ranks is None else math.inf
         for count, item in enumerate(items):
             if count >= _LEAST_LOOKS and time.monotonic() > end:
@@ -140,7 +140,7 @@ class Replay:
 
 
 class _Kept(Dataset[Any]):
-    """Examples as they were when they were first asked for: a replay is not about augmentation."""
+    """Keeps each example as it was first loaded, so that augmentation does not disturb a replay."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset

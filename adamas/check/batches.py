@@ -1,4 +1,4 @@
-"""Whether a batch is made of its examples, one row each, and of nothing else."""
+"""Checks that a batch holds its examples, one row each, and nothing else."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from adamas.run.loop import PrivateRun
 
 
 def tensors_only(replay: Replay) -> Outcome:
-    """Looks for parts of a batch that are no tensors, in batches of several sizes."""
+    """Looks for parts of a batch that are not tensors, in batches of several sizes."""
     places, whole = replay.few(), replay.batch.together
     for batch in (places[:1], places, whole):
         for name, leaf in named_leaves(_loaded(replay.still, batch)):
@@ -26,7 +26,7 @@ def tensors_only(replay: Replay) -> Outcome:
 
 
 def collated_rows(replay: Replay) -> Outcome:
-    """Compares an example's row of a batch with that of the example alone, and beside other examples."""
+    """Compares an example's row in a batch with its row alone, and next to other examples."""
     run, places = replay.still, replay.batch.together
     check_collate(run.loader, places)
     whole, n, compared = _tensors(run, places), dataset_length(run.loader.dataset), 0
@@ -50,7 +50,7 @@ def collated_rows(replay: Replay) -> Outcome:
 
 
 def _loaded(run: PrivateRun, places: list[int]) -> Any:
-    """A batch as the loader makes it, before it is looked at."""
+    """Loads a batch without the loader's checks."""
     with global_randomness(0):
         return run.loader.fetch(np.asarray(places, dtype=np.int64))
 

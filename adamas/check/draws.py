@@ -1,4 +1,4 @@
-"""Which examples the run's loader really loads, step by step."""
+"""Records which examples the run's loader really loads, step by step."""
 
 import copy
 import time
@@ -15,7 +15,7 @@ from adamas.sampling import Shuffled
 # A rate that is off by 5% is then 10 standard deviations away: 5 for a false alarm, 3 for the power, 2 spare.
 _LEAST_DRAWN = 40_000
 _LEAST_BATCHES, _MOST_BATCHES = 64, 8000
-_SECONDS, _AT_ONCE = 8.0, 16  # drawing stops after so long; batches between two looks at the clock
+_SECONDS, _AT_ONCE = 8.0, 16  # time limit for drawing; batches between two looks at the clock
 _WORKERS_STEPS = 3
 
 

@@ -1,4 +1,4 @@
-"""Which batch the replays take: one of the run's own size, with a few examples that are looked at closely."""
+"""Chooses the batch of the replays: of the run's own size, with a few examples to examine closely."""
 
 import math
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _DEVIATIONS = 3  # that a batch is larger than the expected size
 
 @dataclass(frozen=True)
 class FullBatch:
-    """A batch as large as those of the run become.
+    """A batch as large as the batches of the run become.
 
     Attributes:
         places: Its examples, by their places in the data set.
-        chosen: The positions in it of those that are looked at one by one, the most notable ones first:
-            those of the largest and smallest losses, gradients and inputs.
-        micro_batch_size: How many are processed at a time; the chosen ones are among the first of them.
+        chosen: The positions of the examples to examine one by one, the most extreme ones first: those of
+            the largest and smallest losses, gradients and inputs.
+        micro_batch_size: How many are processed at once; the chosen ones are in the first micro-batch.
     """
 
     places: list[int]
@@ -56,12 +56,12 @@ def full_batch(run: PrivateRun, examples: int) -> FullBatch:
 
 
 def spread(n: int, count: int) -> list[int]:
-    """So many of the numbers below n, at even distances; all of them if there are fewer."""
+    """Returns `count` numbers below n at even distances, or all of them if there are fewer."""
     return [int(place) for place in np.unique(np.linspace(0, n - 1, min(n, count)).astype(int))]
 
 
 def _usual_most(sampler: Sampler) -> int:
-    """The size that batches hardly exceed."""
+    """Returns a size that batches hardly ever exceed."""
     if isinstance(sampler, TruncatedPoisson):
         return sampler.max_batch_size
     if isinstance(sampler, Shuffled):
@@ -70,7 +70,7 @@ def _usual_most(sampler: Sampler) -> int:
 
 
 def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
-    """Positions of the largest and smallest gradient and loss, and of the largest input."""
+    """Returns the positions of the largest and smallest gradient and loss, and of the largest input."""
     columns = []
     for start in range(0, len(places), micro):
         data = examples_of(run, places[start : start + micro])
@@ -84,7 +84,7 @@ def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
 
 
 def _sizes(data: Any) -> Tensor:
-    """The largest magnitude in each example's inputs, where they are real numbers, and several."""
+    """Returns the largest magnitude in each example's inputs that are vectors of real numbers."""
     tensors = [x for _, x in named_tensors(data)]
     sizes = torch.zeros(len(tensors[0]), dtype=torch.float64)
     for x in tensors:

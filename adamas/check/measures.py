@@ -1,4 +1,4 @@
-"""What the checks measure on a run: losses and gradients, and how far two of them are apart."""
+"""Measures losses and gradients of a run, and how far two of them are apart."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,18 +15,18 @@ _SHORTEST = 1e-3
 
 
 def recorded_events(run: PrivateRun) -> int:
-    """How many events the ledger holds."""
+    """Counts the events in the ledger."""
     return sum(count for _, count in run.ledger.entries)
 
 
 def losses(run: PrivateRun, data: Any, *, step: int = 0) -> Tensor:
-    """The losses of a batch, with the random values of a step."""
+    """Computes the losses of a batch, with the random values of a step."""
     with model_randomness(run.noise.seed, step), torch.no_grad():
         return run.loss(run.model, data).detach()
 
 
 def gradients(run: PrivateRun, data: Any, example: int) -> dict[Tensor, Tensor]:
-    """The gradient of one example's loss in a batch, by plain autograd."""
+    """Computes the gradient of one example's loss in a batch, by plain autograd."""
     params = list(trainable_parameters(run.model).values())
     with model_randomness(run.noise.seed, 0), torch.enable_grad():
         loss = run.loss(run.model, data)[example]
@@ -35,18 +35,18 @@ def gradients(run: PrivateRun, data: Any, example: int) -> dict[Tensor, Tensor]:
 
 
 def length(gradient: Mapping[Tensor, Tensor]) -> float:
-    """The norm over all parameters, in float64."""
+    """Computes the norm over all parameters, in float64."""
     return math.sqrt(math.fsum(float(g.double().square().sum()) for g in gradient.values()))
 
 
 def apart(a: Mapping[Tensor, Tensor], b: Mapping[Tensor, Tensor]) -> tuple[float, float]:
-    """How far two gradients are apart, and how long the longer one is."""
+    """Returns the distance of two gradients, and the length of the longer one."""
     squares = math.fsum(float((a[p].double() - b[p].double()).square().sum()) for p in a)
     return math.sqrt(squares), max(length(a), length({p: b[p] for p in a}))
 
 
 def relative(pairs: Iterable[tuple[float, float]]) -> float:
-    """The largest distance in terms of its length; what is far shorter than the longest counts as longer."""
+    """Returns the largest distance relative to its length; lengths have a floor relative to the longest."""
     held = list(pairs)
     least = _SHORTEST * max((size for _, size in held if math.isfinite(size)), default=0.0)
     worst = 0.0
@@ -59,19 +59,19 @@ def relative(pairs: Iterable[tuple[float, float]]) -> float:
 
 
 def tolerance(run: PrivateRun) -> float:
-    """What rounding may do to a gradient, relative to it, in the model's number types."""
+    """Returns the relative rounding error that a gradient may have, in the model's number types."""
     coarsest = max(torch.finfo(p.dtype).eps for p in trainable_parameters(run.model).values())
     return float(min(0.1, 1e4 * coarsest))
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Whether two vectors of losses are equal but for rounding."""
+    """Tells whether two vectors of losses are equal up to rounding."""
     relative = min(0.1, 100 * torch.finfo(a.dtype).eps)
     return torch.allclose(a.double(), b.double(), rtol=relative, atol=relative, equal_nan=True)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape, type and values; NaN is the same as NaN."""
+    """Tells whether two tensors have the same shape, type and values; NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,4 +1,4 @@
-"""Checks of model and loss: does each example's gradient belong to it alone, and is it the right one?"""
+"""Checks that each example's gradient is right, and depends on no other example."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from adamas.run.loop import PrivateRun, model_randomness
 
 
 def mixed_examples(replay: Replay) -> Outcome:
-    """Exchanges the other examples of a batch, and takes them away, and looks at one example's gradient."""
+    """Exchanges and removes the other examples of a batch, and compares one example's gradient."""
     count, moved = len(replay.batch.together), 0.0
     if count < 2:
         return NOT_APPLICABLE, "the data set has one example, or micro_batch_size is 1"
@@ -97,7 +97,7 @@ def tied_parameters(replay: Replay) -> Outcome:
 
 
 def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | None:
-    """How far the engine's gradients and norms are from autograd's; None for a forward that cannot rest."""
+    """Measures how far the engine is from autograd, in gradients and norms; None if masks cannot be fixed."""
     data, geometry = examples_of(run, replay.batch.together), run.geometry()
     weighed, measured = [], []
     with _at_rest(run, replay.random):
@@ -120,13 +120,13 @@ def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | Non
 
 
 def _rows(data: Any, rows: list[int]) -> Any:
-    """These examples of a batch, as another batch."""
+    """Makes another batch of some rows."""
     return map_tensors(lambda x: x[torch.tensor(rows, device=x.device)], data)
 
 
 @contextmanager
 def _at_rest(run: PrivateRun, random: bool) -> Iterator[None]:
-    """In evaluation mode where the forward draws random values, because masks differ between engines."""
+    """Sets evaluation mode if the forward draws random values, because masks differ between engines."""
     training = [(module, module.training) for module in run.model.modules()]
     if random:
         run.model.eval()

@@ -1,4 +1,4 @@
-"""Whether the noise of a release has the variance that is stated, in every parameter."""
+"""Checks that the noise of a release has the stated variance, in every parameter."""
 
 import math
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def unused_parameters(replay: Replay) -> Outcome:
 
 
 def _residuals(run: PrivateRun, indices: Sequence[int]) -> dict[Tensor, Tensor]:
-    """The noise of repeated releases on one batch over its stated spread: `(repeats, numel)` by parameter."""
+    """Returns the noise of repeated releases over its stated spread: `(repeats, numel)` by parameter."""
     geometry, step = run.geometry(), run.steps_done
     d = sum(p.numel() for p in geometry.scale)
     repeats = max(2, min(max(_LEAST_REPEATS, -(-_LEAST_VALUES // d)), _MOST_VALUES // d))

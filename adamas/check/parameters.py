@@ -1,4 +1,4 @@
-"""Whether the parameters that are trained, the model's alone, are numbers that the noise covers."""
+"""Checks that only parameters of the model train, and that they are real numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def real_parameters(replay: Replay) -> Outcome:
 
 
 def loss_parameters(replay: Replay) -> Outcome:
-    """Follows the losses back to what they depend on, and looks for parameters that are not the model's."""
+    """Follows the losses back to their leaves, and looks for parameters that are not the model's."""
     run = replay.still
     data = examples_of(run, replay.batch.together)
     with model_randomness(run.noise.seed, 0), torch.enable_grad():

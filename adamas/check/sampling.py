@@ -1,4 +1,4 @@
-r"""Whether batches are drawn as the accountant was told: at its rate, in its sizes, and each anew.
+r"""Checks that batches are drawn as the accountant assumes: rate, sizes, independence.
 
 **Sizes.** That of a batch has a known distribution: binomial, and cut at the largest size for truncated
 batches. :math:`F(n - 1) + v\,(F(n) - F(n - 1))` with :math:`v` uniform is exactly uniform then, and its
@@ -32,7 +32,7 @@ _DETECTED = 5.03 + 3.09  # standard deviations: of a false alarm, and of a power
 
 
 def rate(replay: Replay) -> Outcome:
-    """Compares how many were loaded, and how often each, with the rate that the accountant was told."""
+    """Compares how many examples were loaded, and how often each, with the accountant's rate."""
     sampler, n, batches = _drawn(replay)
     for step, batch in enumerate(batches):
         if len(np.unique(batch)) != len(batch):
@@ -59,7 +59,7 @@ def rate(replay: Replay) -> Outcome:
 
 
 def sizes(replay: Replay) -> Outcome:
-    """Compares the spread of the batches' sizes with that of independent coins."""
+    """Compares the variance of the batch sizes with that of independent coins."""
     sampler, n, batches = _drawn(replay)
     if isinstance(sampler, Shuffled):
         return NOT_APPLICABLE, "batches of one size, which are accounted as such"
@@ -76,7 +76,7 @@ def sizes(replay: Replay) -> Outcome:
 
 
 def independence(replay: Replay) -> Outcome:
-    """Counts the examples that batches share with earlier ones, and neighbours that come together."""
+    """Counts examples that batches share with earlier ones, and neighbours in the same batch."""
     sampler, n, batches = _drawn(replay)
     if isinstance(sampler, Shuffled):
         return NOT_APPLICABLE, "the accountant asks for no independence of shuffled batches"
@@ -97,11 +97,11 @@ def independence(replay: Replay) -> Outcome:
 
 
 _Found = tuple[float, str, int, float]
-"""A p-value, of what, how many were shared, and how many are expected."""
+"""A p-value, its subject, and the shared examples: their number, and the expected one."""
 
 
 def _lags(members: sparse.csr_array) -> Iterator[_Found]:
-    """Each batch and the one `lag` steps later, in two sets of pairs of which none share a batch."""
+    """Compares each batch with the one `lag` steps later, in two sets of disjoint pairs."""
     held = members.sum(axis=1)
     steps, n = members.shape
     pairs = sparse.coo_array(sparse.triu(members @ members.T, k=1))
@@ -117,7 +117,7 @@ def _lags(members: sparse.csr_array) -> Iterator[_Found]:
 
 
 def _windows(members: sparse.csr_array) -> Iterator[_Found]:
-    """Each batch and the union of 2, 4, 8, ... before it, in blocks of which one follows the other."""
+    """Compares batches with the union of the 2, 4, 8, ... batches before, in consecutive blocks."""
     held = members.sum(axis=1)
     steps, n = members.shape
     width = 2
@@ -134,7 +134,7 @@ def _windows(members: sparse.csr_array) -> Iterator[_Found]:
 
 
 def _neighbours(members: sparse.csr_array) -> Iterator[_Found]:
-    """Examples at even places and those beside them at odd ones, of the same batch."""
+    """Compares examples at even places with their neighbours at odd places, in the same batch."""
     columns = members.tocsc()
     for start in (0, 1):
         half = (members.shape[1] - start) // 2
@@ -146,7 +146,7 @@ def _neighbours(members: sparse.csr_array) -> Iterator[_Found]:
 
 
 def _found(words: str, shared: float, trials: np.ndarray, chances: np.ndarray) -> _Found:
-    """Chernoff's bound: of `trials[k]` examples each is shared with probability `chances[k]`."""
+    """Bounds a p-value by Chernoff: each of `trials[k]` examples is shared with probability `chances[k]`."""
     total, expected = float(trials.sum()), float((trials * chances).sum())
     if total == 0 or not 0 < expected < total:
         return float(shared == expected), words, int(shared), expected
@@ -157,7 +157,7 @@ def _found(words: str, shared: float, trials: np.ndarray, chances: np.ndarray) -
 
 
 def _epochs(sampler: Shuffled, n: int, batches: list[np.ndarray]) -> Outcome:
-    """Each example takes part once in an epoch, which is what is accounted for."""
+    """Checks that each example takes part once in an epoch, as the accountant assumes."""
     taken = np.zeros((sampler.unit(len(batches) - 1) + 1, n), dtype=np.int64)
     for step, batch in enumerate(batches):
         taken[sampler.unit(step), batch] += 1
@@ -176,12 +176,12 @@ def _drawn(replay: Replay) -> tuple[Sampler, int, list[np.ndarray]]:
 
 
 def _stated_rate(sampler: Sampler) -> float:
-    """The probability with which an example takes part, as the accountant is told."""
+    """Returns the probability that an example takes part, as the accountant assumes."""
     return float(sampler.event({0: [1.0]}).sampling_probability)
 
 
 def _normal_scores(sampler: Sampler, n: int, batches: list[np.ndarray]) -> np.ndarray:
-    """The sizes as values that are exactly standard normal and independent, if all is as stated."""
+    """Maps the sizes to values that are standard normal and independent, if all is as stated."""
     held = np.array([len(batch) for batch in batches])
     low, high = (stats.binom.cdf(size, n, _stated_rate(sampler)) for size in (held - 1, held))
     if isinstance(sampler, TruncatedPoisson):
@@ -197,7 +197,7 @@ def _two_sided(score: float) -> float:
 
 
 def _verdict(p_values: Iterable[float], seen: str) -> Outcome:
-    """Bonferroni's: the smallest p-value times their number."""
+    """Decides by Bonferroni: the smallest p-value times their number."""
     held = list(p_values)
     least = min(1.0, len(held) * min(held))
     words = f"{seen}; p = {least:.2g}, where {FALSE_ALARM:g} is a false alarm's"

@@ -1,4 +1,4 @@
-"""How far one example moves a release, also one that is huge or not a number, and what no example leaves."""
+"""Measures how far one example moves a release, even a huge one or NaN, and releases empty batches."""
 
 import copy
 import math
@@ -47,7 +47,7 @@ def sensitivity(replay: Replay) -> Outcome:
 
 
 def large_example(replay: Replay) -> Outcome:
-    """Multiplies one example's inputs, and lifts them to a level that cancels later in exact numbers."""
+    """Multiplies one example's inputs, and adds a level that would cancel in exact arithmetic."""
     run, indices = replay.door, replay.few()
     moved: dict[str, float] = {}
     unchanged = _LastChanged(run, len(indices), 1.0, 0.0)  # the same micro-batches, and so the same masks
@@ -84,7 +84,7 @@ def empty_batch(replay: Replay) -> Outcome:
 
 
 def nan_example(replay: Replay) -> Outcome:
-    """Makes one example of a batch not a number, in its inputs or, where they are whole, in its loss."""
+    """Makes one example of a batch NaN or infinite: its inputs or, if they are whole numbers, its loss."""
     run, indices, moved = replay.door, replay.few(), []
     without = _sum(_LastChanged(run, len(indices), 1.0, 0.0).run, indices, padding=1)
     for value in (math.nan, math.inf):
@@ -99,7 +99,7 @@ def nan_example(replay: Replay) -> Outcome:
 
 
 def _moves(run: PrivateRun, replay: Replay, removed: bool) -> Iterator[tuple[float, float]]:
-    """How far each of some examples moves the whitened sum of a batch, and what it does to the others' share.
+    """Measures how far each chosen example moves the whitened sum of a batch, and the share of the others.
 
     An example that is not `removed` has weight 0: without its row dropout would draw other masks for the
     others, which is no influence of its data. With random values in collate_fn it is not exchanged either, as
@@ -129,7 +129,7 @@ def _sum(run: PrivateRun, indices: Sequence[int], padding: int = 0) -> Tensor:
 
 
 def _rounding(run: PrivateRun, examples: int) -> float:
-    """What rounding may add to a sensitivity of 1, in the model's number types."""
+    """Returns the most that rounding adds to a sensitivity of 1, in the model's number types."""
     geometry = run.geometry()
     centre = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
     rounded = (1e3 + 4 * examples) * _coarsest(run)

@@ -1,4 +1,4 @@
-"""Whether a forward or a release leaves something behind, in the model or in its loss."""
+"""Checks that a forward or a release leaves no state behind, in the model or in its loss."""
 
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ def state(replay: Replay) -> Outcome:
 
 
 def frozen_parameters(replay: Replay) -> Outcome:
-    """Trains a few steps, and compares what is frozen, bit by bit."""
+    """Trains a few steps, and compares the frozen parameters bit by bit."""
     frozen = [name for name, p in replay.still.model.named_parameters() if not p.requires_grad]
     if not frozen:
         return NOT_APPLICABLE, "no parameter is frozen"
@@ -51,12 +51,12 @@ def frozen_parameters(replay: Replay) -> Outcome:
 
 
 def _registered(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers."""
+    """Copies all parameters and buffers."""
     return {name: value.detach().clone() for name, value in _named(model).items()}
 
 
 def _changed(before: dict[str, Tensor], model: nn.Module) -> str | None:
-    """The first name whose tensor has another shape, type or value."""
+    """Returns the first name whose tensor has changed in shape, type or value."""
     now = _named(model)
     for name, old in before.items():
         if name not in now or not same(now[name], old):

@@ -1,7 +1,7 @@
 """The command line: `adamas train | sweep | check | audit | federated | reproduce | report | ...`.
 
-Each family of commands is a file, and `app` what they share. Imports that take long are inside the commands,
-so that the calculators start without them.
+Each family of commands has a file; `app` and `options` are shared. Slow imports are inside the commands, so
+that the calculators start fast.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The program itself: its name, its version, and what all commands share."""
+"""The program: its name, its version, and the parts that all commands share."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ from adamas.models import MODELS
 
 app = typer.Typer(
     name="adamas",
-    help="Differentially private training with adaptive optimizers, and a true epsilon.",
+    help="Differentially private training with adaptive optimizers, and privacy accounting you can check.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -35,7 +35,7 @@ EngineName = Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGI
 Epsilon = Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier.")]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="Or give --epsilon.")]
 ClipNorm = Annotated[float, typer.Option(help="Radius to which an example's gradient is clipped.")]
-MicroBatchSize = Annotated[int | None, typer.Option(help="Most examples at a time.")]
+MicroBatchSize = Annotated[int | None, typer.Option(help="Maximum examples processed at once.")]
 Seed = Annotated[int | None, typer.Option(help="Reproducible; whoever knows it can remove the noise.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Delta = Annotated[float, typer.Option(help="The delta of the guarantee.")]
@@ -58,12 +58,12 @@ def _common(
 
 
 def assignments(known: Sequence[str], texts: Sequence[str], lr: float | None = None) -> dict[str, Any]:
-    """Options out of NAME=VALUE texts, checked against the names that there are.
+    """Parses NAME=VALUE texts into options, and checks their names.
 
     Args:
-        known: Their names.
-        texts: What was given by --set.
-        lr: What was given by --lr.
+        known: The names that exist.
+        texts: The values of --set.
+        lr: The value of --lr.
     """
     options: dict[str, Any] = {} if lr is None else {"lr": lr}
     for text in texts:
@@ -95,5 +95,5 @@ def print_json(result: dict[str, Any]) -> None:
 
 
 def shown_bound(value: float | str) -> str:
-    """An epsilon with four decimals, rounded up."""
+    """Formats an epsilon with four decimals, rounded up."""
     return rounded_up(value, 4) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""`adamas sweep` and `adamas ledger`: several runs on one data set, and what they cost together."""
+"""`adamas sweep` and `adamas ledger`: several runs on one data set, and their total cost."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -24,7 +24,7 @@ from adamas.cli.app import (
 )
 from adamas.cli.training import RuleName, rule_options
 
-ledger = typer.Typer(help="The budget of a data set, and what was spent of it.", no_args_is_help=True)
+ledger = typer.Typer(help="The budget of a data set, and how much of it is spent.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger, such as data.ledger.")]
@@ -50,24 +50,24 @@ def sweep(
     schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
     seed: Annotated[
         int | None,
-        typer.Option(help="Reproducible, with other noise in each run; whoever knows it can remove it."),
+        typer.Option(help="Reproducible, with different noise in each run; whoever knows it can remove it."),
     ] = None,
     accountant: Accountant = "pld",
     selection: Annotated[
         str, typer.Option(help="all: every run counts and may be shown; best: only the best may be shown.")
     ] = "all",
     mean_runs: Annotated[
-        float | None, typer.Option(help="For best: runs on average, as many as candidates if not given.")
+        float | None, typer.Option(help="For best: runs on average; the number of candidates if not given.")
     ] = None,
     data_ledger: Annotated[
-        Path | None, typer.Option(help="Ledger of the data set, from whose budget the runs are paid.")
+        Path | None, typer.Option(help="Ledger of the data set, whose budget pays for the runs.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs and of sweep.json, of one sweep at a time.")
+        Path | None, typer.Option(help="Folder for the runs and sweep.json; one sweep each.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try hyperparameters within one budget, and say how the choice was paid for."""
+    """Try hyperparameters within one budget, and account for the choice."""
     from adamas.experiment import sweep as sweeping
     from adamas.experiment.training import Settings
 
@@ -127,7 +127,7 @@ def sweep(
 @ledger.command()
 def create(
     path: LedgerPath,
-    epsilon: Annotated[float, typer.Option(help="What all runs on the data set may spend.")],
+    epsilon: Annotated[float, typer.Option(help="Budget of all runs on the data set.")],
     delta: Delta = 1e-5,
     accountant: Accountant = "pld",
 ) -> None:
@@ -140,7 +140,7 @@ def create(
 
 @ledger.command()
 def show(path: LedgerPath, as_json: Json = False) -> None:
-    """Show what was spent of a data set's budget, and by which runs."""
+    """Show how much of a data set's budget is spent, and by which runs."""
     from adamas.accounting.data_ledger import DataLedger
 
     found = DataLedger(path)

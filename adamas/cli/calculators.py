@@ -1,4 +1,4 @@
-"""`adamas epsilon`, `adamas noise` and `adamas steps`: what a run costs, without running it."""
+"""`adamas epsilon`, `adamas noise` and `adamas steps`: the cost of a run, without running it."""
 
 import math
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ def epsilon_command(
     accountant: Accountant = "pld",
     as_json: Json = False,
 ) -> None:
-    """What a run costs: the epsilon of noise, sampling rate and steps."""
+    """Compute epsilon from noise multiplier, sampling rate and steps."""
     q = _rate(sampling_rate, batch_size, dataset_size)
     count = _steps(steps, epochs, batch_size, dataset_size)
     answer = calibrate.epsilon(
@@ -47,7 +47,7 @@ def noise_command(
     accountant: Accountant = "pld",
     as_json: Json = False,
 ) -> None:
-    """How much noise a budget needs: the noise multiplier for epsilon, sampling rate and steps."""
+    """Compute the noise multiplier for epsilon, sampling rate and steps."""
     q = _rate(sampling_rate, batch_size, dataset_size)
     count = _steps(steps, epochs, batch_size, dataset_size)
     answer = calibrate.noise_multiplier(
@@ -68,7 +68,7 @@ def steps_command(
     accountant: Accountant = "pld",
     as_json: Json = False,
 ) -> None:
-    """How long a budget lasts: the number of steps for epsilon, noise and sampling rate."""
+    """Compute the number of steps that epsilon pays for, from noise multiplier and sampling rate."""
     q = _rate(sampling_rate, batch_size, dataset_size)
     answer = calibrate.steps(
         epsilon=epsilon,

@@ -26,7 +26,7 @@ Progress = Annotated[bool | None, typer.Option(help="Show a progress bar; on a t
 @app.command()
 def check(
     function: Function,
-    examples: Annotated[int, typer.Option(help="Examples of a batch that are looked at one by one.")] = 8,
+    examples: Annotated[int, typer.Option(help="Examples of a batch to examine one by one.")] = 8,
     progress: Progress = None,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +39,7 @@ def check(
         print_json({"verdict": FAIL if failed else "pass", "rows": [asdict(row) for row in rows]})
     else:
         print_rows(
-            ["check", "verdict", "what was seen, and what helps"],
+            ["check", "verdict", "what was seen, and the remedy"],
             [[row.name, row.verdict, f"{row.seen}. {row.remedy}".strip()] for row in rows],
         )
     if failed:
@@ -50,16 +50,16 @@ def check(
 def audit(
     function: Function,
     canaries: Annotated[
-        int | None, typer.Option(help="How many; as many as make sense, up to 1000, if not given.")
+        int | None, typer.Option(help="Number of canaries; up to 1000, by data and model, if not given.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Probability with which the bound holds.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Probability that the bound holds.")] = 0.95,
     steps: Annotated[int | None, typer.Option(help="Steps to watch; all of the run if not given.")] = None,
     runs: Annotated[int, typer.Option(help="Runs whose canaries count together.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of the canaries; drawn if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the canaries; drawn if not given.")] = None,
     progress: Progress = None,
     as_json: Json = False,
 ) -> None:
-    """Attack a run of your own with canaries: a lower bound on its epsilon, beside what it claims."""
+    """Attack a run of your own with canaries: a lower bound on its epsilon, next to its claim."""
     from adamas.audit.one_run import audit
 
     result = audit(
@@ -101,7 +101,7 @@ _MEANING = {
 
 
 def loaded_function(text: str) -> Callable[[], PrivateRun]:
-    """The function that MODULE:FUNCTION names; modules of the current folder are found first."""
+    """Imports the function that MODULE:FUNCTION names; modules of the current folder come first."""
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name or module_name.endswith(".py"):
         raise ValueError(f"Expected MODULE:FUNCTION, such as my_module:make_run, got {text!r}.")

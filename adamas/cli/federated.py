@@ -1,4 +1,4 @@
-"""`adamas federated run` and `adamas federated blocks`: many clients, none of which shows its data."""
+"""`adamas federated run` and `adamas federated blocks`: many clients, whose data never leaves them."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ from adamas.federated.accounting import UNITS
 from adamas.models import MODELS
 
 federated = typer.Typer(
-    name="federated", help="Training over many clients, none of which shows its data.", no_args_is_help=True
+    name="federated", help="Training over many clients, whose data never leaves them.", no_args_is_help=True
 )
 app.add_typer(federated)
 
@@ -51,9 +51,9 @@ TaskModule = Annotated[
 
 @federated.command()
 def run(
-    clients: Annotated[int, typer.Option(help="How many.")],
-    rounds: Annotated[int, typer.Option(help="How many.")],
-    local_steps: Annotated[int, typer.Option(help="Of a client in a round.")],
+    clients: Annotated[int, typer.Option(help="Number of clients.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
+    local_steps: Annotated[int, typer.Option(help="Steps of a client in a round.")],
     algorithm: Annotated[str, typer.Option(help=f"One of: {', '.join(ALGORITHMS)}.")] = "dp-fedadamw",
     data: Data = "",
     model: Model = "",
@@ -61,16 +61,16 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Expected batch size of a local step.")] = 16,
     participation: Annotated[float, typer.Option(help="Share of the clients in a round.")] = 1.0,
     dirichlet: Annotated[
-        float, typer.Option(help="How alike the clients' classes are: 0.1 few each, 100 all of them.")
+        float, typer.Option(help="Similarity of the clients' labels: 0.1 few classes each, 100 all.")
     ] = 0.6,
     least_examples: Annotated[
         int | None, typer.Option(help="Fewest examples of a client; the batch size if not given.")
     ] = None,
     equal_sizes: Annotated[
-        bool, typer.Option("--equal-sizes", help="As many examples for each client, of mixtures of classes.")
+        bool, typer.Option("--equal-sizes", help="The same number of examples for each client.")
     ] = False,
     unit: Annotated[
-        str, typer.Option(help=f"Whose influence is hidden, one of: {', '.join(UNITS)}.")
+        str, typer.Option(help=f"Whose influence is protected, one of: {', '.join(UNITS)}.")
     ] = "record",
     epsilon: Epsilon = None,
     noise_multiplier: NoiseMultiplier = None,
@@ -96,13 +96,13 @@ def run(
     backend: Annotated[
         str, typer.Option(help="flower: its simulation; process: one client after the other.")
     ] = "flower",
-    timeout: Annotated[float, typer.Option(help="Seconds that a round's clients have to answer.")] = 3600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for the clients of a round to reply.")] = 3600.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; one with a begun training is continued.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model over many clients on this machine, with a true epsilon for each of them."""
+    """Train a model over many clients on this machine, with an epsilon for each of them."""
     from adamas.federated.settings import FederatedSettings
 
     _validate.one_of(ALGORITHMS, algorithm=algorithm)
@@ -152,7 +152,7 @@ def run(
 
 
 def _make_importable(task: str) -> None:
-    """Modules of the current folder, also for the processes of a simulation."""
+    """Makes modules of the current folder importable, also in the processes of a simulation."""
     if task:
         here = os.getcwd()
         sys.path.insert(0, here)
@@ -187,7 +187,7 @@ def blocks(
     task: TaskModule = "",
     as_json: Json = False,
 ) -> None:
-    """Show which parameters share a second moment in dp-fedadamw, and what an upload has."""
+    """Show which parameters share a second moment in dp-fedadamw, and the size of an upload."""
     from adamas.federated import Blocks
     from adamas.federated.settings import FederatedSettings
     from adamas.federated.task import make_task
@@ -221,7 +221,7 @@ def blocks(
 
 @contextmanager
 def _rounds(total: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows how far a training is: a bar on a terminal, a line for each round elsewhere."""
+    """Shows progress: a bar on a terminal, a line for each round elsewhere."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Display(*columns, console=console, disable=not console.is_terminal) as display:

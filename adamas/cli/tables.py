@@ -1,4 +1,4 @@
-"""`adamas reproduce` and `adamas report`: tables of papers, and pages to look at."""
+"""`adamas reproduce` and `adamas report`: tables of papers, and HTML pages."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,17 +26,17 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each cell; as the table says if not given.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, on one core each.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Parallel runs, on one core each.")] = 1,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed of a few cells, for a first impression.")
+        bool, typer.Option("--quick", help="One seed of a few cells, for a first look.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of results.jsonl and README.md; beside the table if not given."),
+        typer.Option(help="Folder of results.jsonl and README.md; next to the table if not given."),
     ] = None,
     experiments: Annotated[Path | None, typer.Option(help="Folder of the tables.")] = None,
 ) -> None:
-    """Make a table of a paper: the runs that are missing, then the numbers beside the published ones."""
+    """Reproduce a table of a paper: make the missing runs, then compare with the published numbers."""
     from adamas.reproduce import commands
 
     folder = commands.experiments_folder(experiments)
@@ -70,7 +70,7 @@ def report(
         Path | None, typer.Option(help="The HTML file; report.html in the first folder if not given.")
     ] = None,
 ) -> None:
-    """Draw runs and tables of papers as one HTML page: privacy, numbers, settings, what the rules did."""
+    """Draw runs and tables of papers as one HTML page: privacy, numbers, settings, diagnostics."""
     from adamas.report import default_folder, write_report
 
     folders = what or [default_folder()]
@@ -86,7 +86,7 @@ def _listed(text: str | None) -> list[str] | None:
 
 @contextmanager
 def _reproducing() -> Iterator[Callable[["Progress"], None]]:
-    """Shows how far the runs of a table are: a bar on a terminal, a line for each run elsewhere."""
+    """Shows the progress of a table: a bar on a terminal, a line for each run elsewhere."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Display(

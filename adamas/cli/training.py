@@ -29,13 +29,11 @@ def train(
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
     schedule: Annotated[
-        str, typer.Option(help="How the learning rate falls: constant, linear or cosine.")
+        str, typer.Option(help="Learning-rate schedule: constant, linear or cosine.")
     ] = "constant",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for result.json, model.safetensors and ledger.json, of one training at a time."
-        ),
+        typer.Option(help="Folder for result.json, model.safetensors and ledger.json; one training each."),
     ] = None,
     diagnose: Annotated[
         bool,
@@ -125,7 +123,7 @@ def explain(
 
 
 def rule_options(rule: str, texts: list[str] | None, lr: float | None = None) -> dict[str, Any]:
-    """Arguments of a rule out of NAME=VALUE texts."""
+    """Parses NAME=VALUE texts into arguments of a rule."""
     _validate.one_of(RULES, rule=rule)
     known = [name for name in inspect.signature(RULES[rule]).parameters if name != "params"]
     return assignments(known, texts or [], lr)

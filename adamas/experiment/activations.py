@@ -1,10 +1,9 @@
-"""What the frozen stage of a model makes of the examples: computed once, and kept in the cache.
+"""Computes the outputs of a frozen stage once, and keeps them in the cache.
 
-A frozen stage is public and treats each example by itself, so that training on its outputs is training on the
-examples, with the same guarantee, and without paying for the frozen part at each step.
+A frozen stage is public and treats each example by itself. So training on its outputs has the guarantee of
+training on the examples, without computing the frozen part at each step.
 
-The files say as much about the examples as the examples themselves: they need the same protection, and none
-of them is a release.
+The files reveal as much as the examples themselves. Protect them alike: none of them is a release.
 """
 
 import dataclasses
@@ -27,16 +26,16 @@ _EXAMPLES_AT_A_TIME = 64
 
 
 def on_activations(model: nn.Module, data: Data) -> tuple[nn.Module, Data]:
-    """The part of a model that trains, and the data as this part sees them.
+    """Returns the part of a model that trains, and the data that it takes.
 
     Args:
-        model: A `Staged` model; any other is returned as it is, with the data as they are.
+        model: A `Staged` model; any other is returned unchanged, with unchanged data.
         data: The examples, whose last tensor holds the labels.
 
     Returns:
-        `model.trained`, and the data with the outputs of `model.frozen` in the place of the inputs. They are
-        in half precision, in files that are mapped into memory and shared by all processes: a loss has to
-        turn them into the model's precision.
+        `model.trained`, and the data with the outputs of `model.frozen` instead of the inputs. These are in
+        half precision, in files that are mapped into memory and shared by all processes: a loss must convert
+        them to the model's precision.
 
     Example:
         >>> from adamas import data, models
@@ -72,7 +71,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _is_made_by(frozen: nn.Module, inputs: list[Tensor], kept: dict[str, Tensor]) -> bool:
-    """Whether three of the examples still give what is kept: the code may have changed."""
+    """Tells whether three examples still give the kept outputs: the code may have changed."""
     count = len(inputs[0])
     probe = sorted({0, count // 2, count - 1})
     now = _outputs(frozen, [x[probe] for x in inputs])
@@ -116,7 +115,7 @@ def _in_half(values: Tensor) -> Tensor:
 
 
 def _digest(frozen: nn.Module, inputs: list[Tensor]) -> str:
-    """Other modules, options, weights or examples have another name."""
+    """Returns the cache key: it changes with modules, options, weights or inputs."""
     result = hashlib.sha256(f"1 {torch.__version__}".encode())  # 1: the form of the files
     for name, module in frozen.named_modules():
         options = {

@@ -1,14 +1,14 @@
-"""Trying hyperparameters, at a price that counts all of the runs.
+"""Tries hyperparameters, at a price that counts all runs.
 
-Every run on private data spends, also those that are thrown away. There are two honest ways to choose:
+Every run on private data spends, even one that is thrown away. There are two honest ways to choose:
 
-- "all": all candidates run, and all of it may be published. Their releases are composed: the noise is that of
-  one run with as many times the steps.
+- "all": all candidates run, and all results may be published. Their releases are composed: the noise is
+  calibrated to the steps of all runs together.
 - "best": a random number of runs, each of a random candidate, of which only the best one is published
-  (Papernot and Steinke, 2022). That costs less than all of them, a few times one run, and holds only if
-  nobody sees the others. The number of runs is geometric.
+  (Papernot and Steinke, 2022). The number of runs is geometric. This costs a few times one run, less than
+  all of them, and holds only if nobody sees the others.
 
-Candidates are compared on held-out examples. These must be public: neither way hides them.
+Candidates are compared on held-out examples. These must be public: neither way protects them.
 """
 
 import itertools
@@ -37,11 +37,11 @@ from adamas.experiment.training import train_and_save
 from adamas.sampling import SAMPLERS
 
 SELECTIONS = ("all", "best")
-"""Ways to pay for a choice; see the module."""
+"""How the choice is paid for; see the module."""
 
 _SUMMARY = "sweep.json"
 _BEST = "best"
-_TEMPORARY = ".sweep-"  # how the names of folders begin that nobody may see
+_TEMPORARY = ".sweep-"  # prefix of folders that nobody may see
 
 _GEOMETRIC = 1.0  # the shape in dp_accounting
 
@@ -59,18 +59,19 @@ def sweep(
     """Tries values of a rule's hyperparameters within one budget.
 
     Args:
-        settings: The run that is tried; `epsilon` is the budget of all runs together. The data should be
-            `<name>/validation`. A `seed` gives each run a seed of its own: runs that share one share their
-            noise, so that differences of their releases have none.
+        settings: The settings of each run; `epsilon` is the budget of all runs together. The data should be
+            `<name>/validation`. A `seed` gives each run its own seed: runs with the same seed would share
+            their noise, and differences of their releases would have none.
         tried: The values of each hyperparameter of the rule; all combinations are candidates.
-        out: The folder: with "all" a folder for each run, with "best" the one of the best.
+        out: The folder of the results: of each run with "all", of the best run with "best".
         selection: One of `SELECTIONS`.
-        mean_runs: How many runs "best" makes on average; None for as many as there are candidates.
+        mean_runs: How many runs "best" makes on average; None for the number of candidates.
         data_ledger: See `make_private`.
-        progress: Called with the finished runs and all of them.
+        progress: Called with the number of finished runs and of all runs.
 
     Returns:
-        What is in `sweep.json`: the best candidate, the epsilon of the whole choice, and for "all" each run.
+        The content of `sweep.json`: the best candidate, the epsilon of the whole choice, and for "all" each
+        run.
 
     Raises:
         ValueError: If the settings do not make a sweep, or `out` holds something else.
@@ -239,7 +240,7 @@ def _folder(number: int) -> str:
 
 
 def _changed(settings: Settings, candidate: dict[str, Any], noise_multiplier: float, number: int) -> Settings:
-    """The settings of one run of a sweep, with a seed that no other run has."""
+    """Returns the settings of one run of a sweep, with a seed that no other run has."""
     seed = settings.seed
     if seed is not None:
         high, low = Seed(seed).words("run", number, count=2).tolist()
@@ -254,7 +255,7 @@ def _changed(settings: Settings, candidate: dict[str, Any], noise_multiplier: fl
 
 
 def _plan(settings: Settings) -> tuple[int, float]:
-    """Steps of one run, and its sampling rate."""
+    """Returns the steps of one run, and its sampling rate."""
     data = load(settings.data.removesuffix(VALIDATION), **settings.data_options).with_validation()
     sampler = SAMPLERS[settings.sampling](len(data.train), settings.batch_size)
     if (settings.steps is None) == (settings.epochs is None):

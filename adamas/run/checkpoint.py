@@ -1,9 +1,9 @@
-"""Checkpoints: a run in a file, and what it has released since that file was written.
+"""Checkpoints: a run in a file, and a journal of the releases since that file was written.
 
 A checkpoint is one file (`_storage.archive`): model, rule, scheduler, average, position of sampler and noise,
-ledger, settings and versions of packages, and nothing without noise. From a file on, releases are also
-written to a journal beside it, ahead of being made (`journal`), so that after a crash the spending is
-known. A checkpoint names its journal and the one before, because a crash may come between the two files.
+ledger, settings and versions of packages, and nothing without noise. After it is written, each release is
+first written to a journal next to it (`accounting.journal`), so that the spending is known after a crash.
+A checkpoint names its journal and the previous one, because a crash may come between writing the two files.
 """
 
 import json
@@ -26,7 +26,7 @@ _PACKAGES = ("torch", "numpy", "numba", "dp-accounting")
 
 
 class Resumable(Protocol):
-    """What `load` needs of a run."""
+    """The part of a run that `load` uses."""
 
     ranks: Ranks | None
 
@@ -34,18 +34,18 @@ class Resumable(Protocol):
         """Continues a saved state."""
 
     def recover(self, parts: Sequence[Sequence[Release]], checkpoints: "Checkpoints") -> None:
-        """Takes over releases that were made after the state was saved, and the journal that has them."""
+        """Takes over releases made after the state was saved, and their journal."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Resumable)
 
 
 class Checkpoints:
-    """The file in which a run is kept, and its journal.
+    """A checkpoint file of a run, and its journal.
 
     Args:
         path: The file.
-        every: Steps from one automatic checkpoint to the next; None for none.
+        every: Steps between automatic checkpoints; None for none.
     """
 
     def __init__(self, path: str | Path, every: int | None = None) -> None:
@@ -55,7 +55,7 @@ class Checkpoints:
         self._tokens = "", ""  # of the journal of the file that was read, and of the one before
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replaces the file by one with this state, and begins a new journal."""
+        """Replaces the file by this state, and begins a new journal."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         before = self.journal.token() or self.journal.restart()
         token = self.journal.prepare()
@@ -72,11 +72,11 @@ class Checkpoints:
 
     @property
     def needed(self) -> bool:
-        """Whether somebody may continue the file."""
+        """Whether a run may still continue the file."""
         return self.journal.was_taken_over or (self.path.exists() and self.journal.path.exists())
 
     def _may_name(self, token: str) -> bool:
-        """Whether the file is one that a journal with this token belongs to, as far as anybody can tell."""
+        """Tells whether the journal with this token may belong to the file: True if it cannot be read."""
         try:
             return bool(read_archive(self.path, _KIND, _VERSION)["journal"] == token)
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Checkpoints:
         return state
 
     def releases(self) -> list[list[Release]]:
-        """Returns what each process has released since the state was saved, and takes over the journal."""
+        """Returns the releases of each process since the state was saved, and takes over the journal."""
         token, before = self._tokens
         parts: list[list[Release]] = []
         if self.journal.token() == before:  # the new one was not begun: nothing followed
@@ -111,25 +111,24 @@ class Checkpoints:
 
 
 def load(path: str | Path, run: AnyRun) -> AnyRun:
-    """Continues a saved run: one that `run.save(path)` wrote, or that was saved by itself.
+    """Continues a saved run from a file of `run.save(path)` or `checkpoint_every`.
 
-    Make the run as the saved one was made, with `make_private` and the same arguments, and load the file into
-    it. What the saved run released after the file was written is known from the journal beside it. A run
-    with a given seed makes these steps again. A release that is the same to the last bit is counted once:
-    this needs the same data, loss and packages. Otherwise it is another release, with noise of its own, and
-    is charged.
+    Make the run with `make_private` and the arguments of the saved one, and load the file into it. The
+    journal next to the file lists the releases since it was written. A run with a given seed repeats these
+    steps. A repeated release is counted once if it is the same to the last bit, which needs the same data,
+    loss and packages. Otherwise it is a new release with its own noise, and is charged.
 
     Args:
         path: The file.
         run: A fresh run with the settings of the saved one.
 
     Returns:
-        The run, which continues where the file was written, and keeps the journal of that file.
+        The run, which continues where the file was written, and continues the journal of that file.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it or its journal is damaged, of another version, or of a run with other settings or
-            another model, or if the journal is missing. The run is then as it was.
+        ValueError: If the file or its journal is damaged, of another version, or of a run with other settings
+            or another model, or if the journal is missing. The run is then unchanged.
         RuntimeError: If the saved run is still alive in another process.
 
     Example:
@@ -170,7 +169,7 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
 
 
 def _versions() -> dict[str, str]:
-    """What the last bits of a release depend on."""
+    """Lists versions that the last bits of a release depend on."""
     own = {"adamas": __version__, "python": platform.python_version()}
     own |= {"compiled": str(_sums_kernel.available()), "threads": str(torch.get_num_threads())}
     return own | {name: _version_of(name) for name in _PACKAGES}

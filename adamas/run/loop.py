@@ -53,8 +53,8 @@ class Step:
 class PrivateRun(RunParts):
     """Differentially private training in progress; `adamas.make_private` makes it.
 
-    Iterating trains: each turn is one logical step. Leaving the loop and iterating again continues where
-    it stopped; after `steps` steps there is nothing left to iterate over.
+    Iterating trains: each turn is one logical step. Iterating again after leaving the loop continues where it
+    stopped. The iteration ends after `steps` steps.
 
     Attributes, besides those of `RunParts`:
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
@@ -155,13 +155,13 @@ class PrivateRun(RunParts):
 
     @contextmanager
     def _between_releases(self, doing: str) -> Iterator[None]:
-        """Keeps other threads out, and refuses to begin within a release, as in a signal handler."""
+        """Keeps other threads out, and refuses to start during a release, as in a signal handler."""
         with self._lock:
             if self._releasing:
                 raise RuntimeError(
-                    f"Expected {doing} between two releases, got it within one, which is charged in "
-                    "one place and not yet in another. In the handler of a signal set a variable, and look "
-                    "at it after the step."
+                    f"Expected {doing} between two releases, got it during one, which is charged in one "
+                    "place and not yet in another. In a signal handler set a variable, and check it after "
+                    "the step."
                 )
             yield
 
@@ -215,11 +215,11 @@ class PrivateRun(RunParts):
     def privatize(self, batch: Batch, *, absolute: bool = False) -> PrivateGradient:
         """Releases the private gradient of a batch, and records it.
 
-        A second release on the same batch joins the first one's event. If the run has a budget, a
-        release that would exceed it is refused before anything is computed. With `absolute` the magnitudes
-        of the summed gradient are released, at the same price: see `adamas.privatize.privatize`.
-        If the forward changes the model's state, nothing is released: see `adamas._guards.state.Snapshot`.
-        In a data-parallel run all ranks call it, and if it raises on one, it raises on all.
+        A second release on the same batch joins the event of the first. A release that would exceed the
+        budget is refused before anything is computed. With `absolute` the magnitudes of the summed gradient
+        are released, at the same price: see `adamas.privatize.privatize`. If the forward changes the model's
+        state, nothing is released: see `adamas._guards.state.Snapshot`. In a data-parallel run all ranks
+        call this, and if it raises on one, it raises on all.
         """
         with self._between_releases("run.privatize"), together(self.ranks):
             self._releasing = True
@@ -232,8 +232,8 @@ class PrivateRun(RunParts):
     def _privatize(self, batch: Batch, absolute: bool) -> PrivateGradient:
         if not isinstance(batch, Batch) or batch.loader is not self.loader:
             raise TypeError(
-                "Expected a batch of run.batches(): for data from elsewhere nobody knows how it was "
-                f"sampled, so its release cannot be accounted for. Got {type(batch).__name__}."
+                "Expected a batch of run.batches(): how other data was sampled is unknown, so its release "
+                f"cannot be accounted for. Got {type(batch).__name__}."
             )
         if batch.step < self.steps_done - 1:
             raise RuntimeError(
@@ -270,11 +270,11 @@ class PrivateRun(RunParts):
         return release
 
     def _check_untouched(self, batch: Batch) -> None:
-        """Raises if sampling or noise are not those that the ledger counts on."""
+        """Raises unless sampling and noise are those that the ledger counts on."""
         if any(one.sampler is not self._spending.sampler for one in (self.loader, batch)):
             raise RuntimeError(
-                "Expected run.loader.sampler to be the sampler of the run, whose rate its ledger counts: "
-                "another one was put in its place. Make another run with make_private."
+                "Expected run.loader.sampler to be the sampler of the run, whose rate its ledger counts, but "
+                "it was replaced. Make another run with make_private."
             )
         if self.noise.draws < self._draws and self.noise.seed.same(self._spending.sampler.seed):
             raise RuntimeError(

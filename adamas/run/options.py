@@ -104,11 +104,11 @@ class RunOptions(TrainingOptions):
     )
     resume: bool = field(
         default=False,
-        metadata=shown("Continue the run that --out has, if any; show the result of a finished one."),
+        metadata=shown("Continue the run in --out, if any; show its result if it has finished."),
     )
     data_ledger: str | Path | DataLedger | None = field(
         default=None,
-        metadata=shown("Ledger of the data set, from whose budget the run is paid.", Path | None),
+        metadata=shown("Ledger of the data set, whose budget pays for the run.", Path | None),
     )
     distributed: Distributed = False
 

@@ -1,4 +1,4 @@
-"""What is asked of a model and its rule before a run."""
+"""Preconditions of a run: checks of the model and its rule."""
 
 import sys
 
@@ -52,7 +52,7 @@ def check_modules(model: nn.Module) -> None:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raises if the model is wrapped for distributed training, or holds parts of its parameters only."""
+    """Raises if the model is wrapped for distributed training, or its parameters are sharded."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) or (
@@ -62,7 +62,7 @@ def check_whole(model: nn.Module) -> None:
                 f"{name or 'the model'} is wrapped by {kind}, which would average or shard gradients before "
                 "they are clipped. Pass the plain module, on every rank, with distributed=True."
             )
-    sharded = sys.modules.get("torch.distributed.tensor")  # takes a second to import, and nobody has one then
+    sharded = sys.modules.get("torch.distributed.tensor")  # slow to import; no DTensor exists before
     for name, p in model.named_parameters():
         if sharded is not None and isinstance(p, sharded.DTensor):
             raise UnsupportedError(

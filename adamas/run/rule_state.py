@@ -1,7 +1,7 @@
-"""The state of a rule belongs to the releases that made it, and so to one ledger.
+"""Ties the state of a rule to the ledger that counts its releases.
 
-Trainers restore optimizers by themselves. A run that goes on from such a state would build on releases that
-its ledger does not know, and state an epsilon that is too low.
+Trainers may restore optimizers on their own. A run that continues from such a state would build on releases
+that are not in its ledger, and state an epsilon that is too low.
 """
 
 import weakref
@@ -15,7 +15,7 @@ _MOMENTS = ("momentum_buffer", "m", "v")  # of rules that count no steps; a prec
 
 
 class RuleState:
-    """Notices a state that was loaded into a rule by anybody but its run.
+    """Notices a state that was loaded into a rule from outside its run.
 
     One object watches a rule for all runs of this process that use it.
     """
@@ -33,11 +33,11 @@ class RuleState:
 
     @classmethod
     def of(cls, rule: torch.optim.Optimizer, *, adopted: bool = False) -> "RuleState":
-        """Returns the one that watches a rule.
+        """Returns the object that watches a rule.
 
         Args:
             rule: The rule.
-            adopted: Whether a state that it has already is accounted for elsewhere.
+            adopted: Whether another ledger accounts for the state that the rule already has.
 
         Raises:
             ValueError: If a rule that no run of this process has used has made steps.
@@ -58,7 +58,7 @@ class RuleState:
             raise RuntimeError(
                 "A state was loaded into the rule (rule.load_state_dict) whose releases are not in this "
                 "run's ledger: its epsilon would be too low. Continue the run that made them by adamas.load "
-                "or run.load_state_dict, which restore the rule, too."
+                "or run.load_state_dict, which also restore the rule."
             )
 
     @contextmanager
@@ -72,7 +72,7 @@ class RuleState:
 
 
 def _has_moved(state: dict[str, Any]) -> bool:
-    """Tells whether the state of a parameter is that of a rule which has made steps."""
+    """Tells whether a rule has made steps, from the state of one parameter."""
     if "step" in state:
         return float(state["step"]) > 0
     moments = (state.get(name) for name in _MOMENTS)
