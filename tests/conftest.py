@@ -10,6 +10,8 @@ from hypothesis import settings
 settings.register_profile("adamas", deadline=None, derandomize=True, database=None, max_examples=25)
 settings.load_profile("adamas")
 
+collect_ignore_glob = ["support/*", "reference/*"]  # no tests, and no examples to run
+
 torch.set_num_threads(1)  # tensors are small here, and threads that wait for each other are slow
 
 # A test with one of these marks is slow as well: `-m "not slow"` leaves it out.
