@@ -1,11 +1,11 @@
-"""Finds the k largest magnitudes in each row of a matrix, faster than `topk` by last step's thresholds."""
+"""Finds the k largest magnitudes in each row of a matrix, faster than `topk` thanks to thresholds."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 MARGIN = 0.96
-"""What the least selected magnitude is multiplied by to become the threshold of the next step.
+"""Factor from the smallest selected magnitude to the threshold of the next step.
 
 It bounds the next step's k-th magnitude from below in nearly every row: one of 328 among 32768 normal values
 moves by 1% of itself from one draw to the next.

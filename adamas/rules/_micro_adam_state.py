@@ -11,7 +11,7 @@ from adamas.rules._quantization import Buckets
 from adamas.rules.base import Options, State
 
 BLOCK = 1 << 15
-"""Entries among which the scope "block" selects: as many as an int16 can number."""
+"""Entries of a block, within which the scope "block" selects; an int16 can index them."""
 
 
 def started(state: State, p: Tensor, group: Options) -> dict[str, Any]:
