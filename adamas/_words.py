@@ -31,7 +31,7 @@ def rounded_up(value: float, decimals: int | None = None, *, digits: int = 4) ->
 
 
 def limit(value: float) -> str:
-    """Formats a number that somebody chose, such as a budget, in full.
+    """Formats a chosen number, such as a budget, in full.
 
     Example:
         >>> limit(3.0), limit(0.784985), limit(3.0000004)

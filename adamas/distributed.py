@@ -201,7 +201,7 @@ class Ranks:
 
 
 Distributed: TypeAlias = bool | dist.ProcessGroup | Ranks
-"""What `make_private(distributed=...)` takes."""
+"""Values of `make_private(distributed=...)`."""
 
 
 @contextmanager

@@ -260,7 +260,7 @@ def test_decimal_arithmetic_alone_makes_the_same_release(monkeypatch, dtype):
 
 
 def integers_of(noise, draw, x, step):
-    """What the first block of a draw must round to, by mpmath."""
+    """Computes by mpmath what the first block of a draw must round to."""
     n = len(x)
     pairs = (n + 1) // 2
     bits = np.frombuffer(noise.seed.stream("secure noise", draw, 0, count=16 * pairs), dtype="<i8").tolist()

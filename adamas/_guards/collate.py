@@ -41,7 +41,7 @@ _MIXED = (
     "rows, no statistics over the batch. Put changes of single examples into the data set's __getitem__."
 )
 _ALONE = "the example is alone in its batch"
-_BESIDE = "other examples are beside it, with the same random values"
+_BESIDE = "the other examples change, with the same random values"
 
 Collate = Callable[[list[Any]], Any]
 

@@ -14,7 +14,7 @@ from adamas.accounting.ledger import Ledger, entries_of
 VERSION = 2
 """The version of the tables."""
 DAMAGED = "its digests do not fit its content"
-"""What a `ValueError` says where a row has changed."""
+"""The message of the `ValueError` if a row has changed."""
 
 _TABLES = """
 CREATE TABLE budget (
@@ -28,7 +28,7 @@ CREATE TABLE accounts (
 
 @dataclass(frozen=True)
 class Account:
-    """What one process that trained has spent.
+    """The spending of one process that trained.
 
     Attributes:
         id: The name of the account.

@@ -63,7 +63,7 @@ class Release(NamedTuple):
 
 
 class Journal:
-    """The file beside a checkpoint.
+    """The journal file next to a checkpoint.
 
     Args:
         checkpoint: The checkpoint; the journal has the same name with `.journal` at its end.
@@ -96,7 +96,7 @@ class Journal:
 
     @property
     def locked(self) -> bool:
-        """Whether this object holds the lock, so that nobody else appends."""
+        """Whether this object holds the lock, so that no other run appends."""
         return self._handle is not None
 
     @property
@@ -123,12 +123,12 @@ class Journal:
         return token
 
     def prepare(self, token: str | None = None) -> str:
-        """Writes a new file beside the old one, which `begin` puts in its place; returns its token."""
+        """Writes a new file, with which `begin` replaces the old one, and returns its token."""
         self.cancel()
         if self.taken_over:
             self._handle, self.taken_over = None, False
         if self._handle is None and self.path.exists():
-            os.close(_open_locked(self.path))  # nobody else is using it
+            os.close(_open_locked(self.path))  # raises if another run uses it
         value = uuid4().bytes if token is None else bytes.fromhex(token)
         start = _MAGIC + value
         digest = _chained(b"", start)
@@ -136,7 +136,7 @@ class Journal:
         temporary.unlink(missing_ok=True)  # what another journal of this process prepared
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            lock_file(handle, self.path)  # before it has its name: nobody can come first
+            lock_file(handle, self.path)  # before it has its name, so that no other run can lock it first
             os.write(handle, start + digest)
             os.fsync(handle)
         except BaseException:
@@ -309,7 +309,7 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:
         raise ValueError(
-            f"Expected {path} beside its checkpoint, found no file: it holds what was released "
+            f"Expected {path} next to its checkpoint, found no file: it holds what was released "
             "after the checkpoint was written. Copy both files together."
         ) from None
 

@@ -1,4 +1,4 @@
-"""What a run may release: steps, noise and budget, and the accounting units that its steps make."""
+"""Plans what a run may release: steps, noise and budget, counted in accounting units."""
 
 from dataclasses import dataclass, replace
 
@@ -13,10 +13,10 @@ from adamas.sampling import Sampler
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may release. `Spending.extend` makes a new one.
+    """Limits what a run may release. `Spending.extend` makes a new plan.
 
-    An accounting unit is what the sampler makes one event of: a batch, or an epoch of batches that do not
-    overlap.
+    An accounting unit is a set of steps that the sampler accounts for as one event: one batch, or an epoch of
+    batches that do not overlap.
 
     Attributes:
         steps: Steps of the whole run.

@@ -14,8 +14,8 @@ the likely ones, and tilted back afterwards:
 .. math:: w_j(l) = p_j(l)\, e^{\lambda l - K_j}, \quad K = \sum_j n_j K_j,
    \qquad p(l) = e^{K - \lambda l}\, w(l)                                                         \qquad (2)
 
-What is lost on :math:`w`, in all cells together at most :math:`E`, is then at most
-:math:`e^{K - \lambda \epsilon} E` of delta. That is small beside delta itself, and is added to it. `E` is
+An error of :math:`w` of at most :math:`E`, over all cells together, is then an error of at most
+:math:`e^{K - \lambda \epsilon} E` in delta. That is small compared with delta, and is added to it. `E` is
 the rounding of the transforms, and the mass outside of the window on which they are computed.
 """
 

@@ -1,4 +1,4 @@
-"""A run's account in the ledger of its data set: what it reserves, and what earlier processes paid for.
+"""Reserves what a run plans to release in the ledger of its data set.
 
 Each process that trains has an account of its own. A run that continues a checkpoint does not pay again for
 what the accounts of earlier processes hold; it finds that out when it first reserves something.
@@ -18,7 +18,7 @@ from adamas.distributed import Ranks, told_by_writer, write_once
 
 
 class Reservation:
-    """What one process of a run has reserved in the ledger of its data set.
+    """The account of one process of a run in the ledger of its data set.
 
     Args:
         data_ledger: The ledger of the data set. With None nothing can be reserved, and the account of the

@@ -5,7 +5,7 @@ nothing is released:
 
     plan      the release is one that was planned, and the budget pays for it
     reserve   the data set's ledger has it on disk
-    journal   the journals beside the run's checkpoints have it on disk
+    journal   the journals next to the run's checkpoints have it on disk
     record    the ledger has it
 
 **Keys.** With a given seed, the noise of a release is a function of the seed and of a draw counter. A run
@@ -105,7 +105,7 @@ class Spending:
 
     @property
     def plan(self) -> Plan:
-        """What may be released."""
+        """The current plan."""
         return self._plan
 
     def complete(self) -> Ledger:

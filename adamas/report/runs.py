@@ -12,7 +12,7 @@ from adamas.federated.training import ROUNDS
 
 @dataclass(frozen=True)
 class Run:
-    """What one folder holds; `result` is empty for a run that did not finish.
+    """The contents of one folder. `result` is empty for a run that did not finish.
 
     Attributes:
         name: The name of the run.

@@ -80,6 +80,6 @@ def _table_of(folder: Path) -> Path:
     if name in tables:
         return tables[name]
     raise ValueError(
-        f"Expected the table of {folder / RESULTS} in {beside.name} beside its folder, or a folder called "
+        f"Expected the table of {folder / RESULTS} in {beside.name} next to its folder, or a folder called "
         f"like a table ({', '.join(tables) or 'PAPER/TABLE'}), got {name}. Rename the folder."
     )

@@ -23,7 +23,7 @@ Assumptions:
 - Every node enters at most :math:`K` terms besides its own: the out-degree is bounded before training, by a
   procedure that one node cannot upset elsewhere.
 - One graph convolution. With :math:`r` of them :math:`K + 1` becomes :math:`1 + K + \dots + K^r`.
-- Which nodes are in a batch is drawn anew in each step.
+- Each step draws the nodes of its batch again.
 
 The noise multiplier :math:`\lambda` counts in units of :math:`2 (K + 1) C`. It is not that of DP-SGD, whose
 unit is :math:`C`.

@@ -22,7 +22,7 @@ from adamas.reproduce import graph_accounting
 from adamas.reproduce.privacy_entries import CONVENTIONS, Entry, read_entries
 
 TITLE = "Published privacy numbers against computed ones"
-"""What the table is called."""
+"""The title of the table."""
 
 _HEAD = ["Paper", "Place", "Run", "Quantity", "Published", "Reproduced", "by", "Agrees", "Tight (PLD)"]
 _HEAD += ["ε of the published run (PLD)", "Remark"]

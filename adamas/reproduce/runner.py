@@ -155,6 +155,6 @@ def _start_worker(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        os._exit(1)  # the parent was killed: nobody waits for this run
+        os._exit(1)  # the parent was killed, and no longer waits for this run
 
     threading.Thread(target=watch, daemon=True).start()

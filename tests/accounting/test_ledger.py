@@ -1,4 +1,4 @@
-"""What was released: every event counts once, as what it is."""
+"""The ledger counts every event once, as what it is."""
 
 import json
 import math

@@ -275,7 +275,7 @@ SECONDS = 10.0  # of one processor
 
 
 def answered(function):
-    """What a function returns, in time, or how it refuses."""
+    """Returns the result of a function within the time limit, or its refusal."""
     begun = time.process_time()
     try:
         found = function()

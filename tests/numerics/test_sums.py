@@ -1,4 +1,4 @@
-"""Sums over long float32 rows: those of float64, compiled or not, on any number of threads."""
+"""Sums over long float32 rows match float64, compiled or not, on any number of threads."""
 
 import math
 

@@ -176,7 +176,7 @@ def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
 @pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize("kept", ["result.json", "ledger.json", "diagnostics.jsonl"])
 def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, kept):
-    """Files of a private run, but for one: whoever mixes them up is told."""
+    """All files but one belong to a private run: the page warns."""
     for name in ("result.json", "ledger.json", "diagnostics.jsonl"):
         source = runs / ("raw" if name == kept else "corrected") / name
         (tmp_path / name).write_bytes(source.read_bytes())
