@@ -1306,7 +1306,6 @@ def test_what_a_collate_fn_keeps_of_the_first_batch_is_refused():
         released(case, "auto", range(N))
 
 
-@pytest.mark.subprocess
 @pytest.mark.parametrize(
     ("dataset", "collate"),
     [(items(300, at=298), rare), (items(300, at=298), random_and_rare)],
@@ -1328,7 +1327,6 @@ def test_a_collate_fn_that_mixes_in_a_worker_process_is_refused_before_a_release
     assert not run.ledger.entries
 
 
-@pytest.mark.subprocess
 def test_worker_processes_ask_a_data_set_for_one_example_at_a_time():
     dataset, model = AtOnce(*outlier().tensors), zero()
     run = adamas.make_private(

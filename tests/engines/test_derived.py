@@ -19,6 +19,7 @@ from adamas.engines.bookkeeping.row_map import RowMap
 from tests.support.derived_weights import axes, over_root
 from tests.support.models_by_hand import (
     B,
+    Through,
     ball,
     close,
     geometries,
@@ -29,7 +30,6 @@ from tests.support.models_by_hand import (
     summed,
     whitened_norms,
 )
-from tests.support.through import Through
 
 SEED = 5  # of the dropout masks
 
@@ -148,6 +148,19 @@ class Mapped(nn.Module):
         return y / self.weight[0].numel() ** 0.5
 
 
+class Written(nn.Module):
+    """A model whose forward is a function of its parts."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
 def batch_of(*shape: int) -> Batch:
     return torch.randn(B, *shape), 0.5 + torch.rand(B)
 
@@ -263,7 +276,7 @@ def test_groups_are_exact(groups: int) -> None:
 
 @pytest.mark.parametrize("name", ["standardised, clamped", "rows of length 1"])
 def test_a_transposed_use_is_exact(name: str) -> None:
-    model = Through(lambda m, x: (x @ ROW_MAPS[name](m.w)).tanh(), w=nn.Parameter(torch.randn(6, 9)))
+    model = Written(lambda m, x: (x @ ROW_MAPS[name](m.w)).tanh(), w=nn.Parameter(torch.randn(6, 9)))
     assert_exact(model, batch_of(6))
 
 
@@ -309,7 +322,7 @@ UNDEFINED = {"standardised, clamped", "standardised, deviation + eps", "centred 
     [(name, width) for name in ALL for width in (1, 2, 3) if width > 1 or name not in UNDEFINED],
 )
 def test_narrow_rows_are_exact(name: str, width: int) -> None:
-    model = Through(
+    model = Written(
         lambda m, x: m.o(F.linear(x, m.b + ALL[name](m.w)).tanh()),
         w=nn.Parameter(torch.randn(4, width)),
         o=nn.Linear(4, 3),
@@ -328,14 +341,14 @@ def test_few_rows_are_exact(name: str, height: int) -> None:
 
 
 def test_a_weight_of_two_parameters_has_no_row_map(calls: Calls) -> None:
-    model = Through(lambda m, x: m.l(x).tanh(), l=weight_norm(nn.Linear(9, 6)))
+    model = Written(lambda m, x: m.l(x).tanh(), l=weight_norm(nn.Linear(9, 6)))
     assert_exact(model, batch_of(9))
     assert calls.fits == [None]
     assert calls.general > 0
 
 
 def test_a_factor_per_row_of_another_parameter_has_no_row_map(calls: Calls) -> None:
-    model = Through(
+    model = Written(
         lambda m, x: F.conv2d(x, m.gain * clamped(m.w), padding=1),
         w=nn.Parameter(torch.randn(4, 3, 3, 3)),
         gain=nn.Parameter(torch.rand(4, 1, 1, 1)),
@@ -394,31 +407,31 @@ def test_one_engine_answers_in_any_geometry(mapping: Map, first: str, layer: str
 # --- more than one use --------------------------------------------------------------------------------
 
 
-def shared(m: Through, x: Tensor) -> Tensor:
+def shared(m: Written, x: Tensor) -> Tensor:
     t = clamped(m.w)
     return F.linear(F.linear(x, t, m.b).tanh(), t)
 
 
-def computed_twice(m: Through, x: Tensor) -> Tensor:
+def computed_twice(m: Written, x: Tensor) -> Tensor:
     return F.linear(F.linear(x, clamped(m.w), m.b).tanh(), clamped(m.w))
 
 
-def two_maps(m: Through, x: Tensor) -> Tensor:
+def two_maps(m: Written, x: Tensor) -> Tensor:
     return F.linear(F.linear(x, clamped(m.w), m.b).tanh(), unit_rows(m.w))
 
 
-def also_plain(m: Through, x: Tensor) -> Tensor:
+def also_plain(m: Written, x: Tensor) -> Tensor:
     return F.linear(F.linear(x, clamped(m.w), m.b).tanh(), m.w)
 
 
-def one_unused(m: Through, x: Tensor) -> Tensor:
+def one_unused(m: Written, x: Tensor) -> Tensor:
     return F.linear(x, clamped(m.w), m.b) + 0 * F.linear(x, clamped(m.w)).detach()
 
 
 @pytest.mark.parametrize("places", [1, 2, 30])
 @pytest.mark.parametrize("function", [shared, computed_twice, two_maps, also_plain, one_unused])
 def test_several_uses_of_a_weight_are_exact(function: Callable[..., Tensor], places: int) -> None:
-    model = Through(function, w=nn.Parameter(torch.randn(8, 8)), b=nn.Parameter(torch.randn(8)))
+    model = Written(function, w=nn.Parameter(torch.randn(8, 8)), b=nn.Parameter(torch.randn(8)))
     batch = batch_of(places, 8) if places > 1 else batch_of(8)
     for geometry in asked(model).values():
         assert_exact(model, batch, geometry)
@@ -427,14 +440,14 @@ def test_several_uses_of_a_weight_are_exact(function: Callable[..., Tensor], pla
 @pytest.mark.parametrize("size", [4, 9])
 @pytest.mark.parametrize("again", [True, False])
 def test_two_convolutions_with_one_weight_are_exact(again: bool, size: int) -> None:
-    def function(m: Through, x: Tensor) -> Tensor:
+    def function(m: Written, x: Tensor) -> Tensor:
         t = clamped(m.w)
         y = F.conv2d(x, t, m.b, padding=1).tanh()
         return F.conv2d(y, clamped(m.w) if again else t, None, padding=1)
 
     channels = 32 if size == 4 else 3
     w = torch.randn(channels, channels, 3, 3)
-    model = Through(function, w=nn.Parameter(w), b=nn.Parameter(torch.randn(channels)))
+    model = Written(function, w=nn.Parameter(w), b=nn.Parameter(torch.randn(channels)))
     assert_exact(model, batch_of(channels, size, size))
 
 
@@ -459,21 +472,21 @@ def test_autocast_is_near_one_example_at_a_time(layer: str) -> None:
         assert float((sums[p] - total).norm()) <= 5e-2 * float(total.norm())
 
 
-def mapped_inside(m: Through, x: Tensor) -> Tensor:
+def mapped_inside(m: Written, x: Tensor) -> Tensor:
     def block(x: Tensor) -> Tensor:
         return F.conv2d(m.drop(x), clamped(m.w), m.b, padding=1).tanh()
 
     return checkpoint(block, m.first(x), use_reentrant=False)
 
 
-def mapped_before(m: Through, x: Tensor) -> Tensor:
+def mapped_before(m: Written, x: Tensor) -> Tensor:
     def block(x: Tensor, t: Tensor) -> Tensor:
         return F.conv2d(m.drop(x), t, m.b, padding=1).tanh()
 
     return checkpoint(block, m.first(x), clamped(m.w), use_reentrant=False)
 
 
-def mapped_with_dropout(m: Through, x: Tensor) -> Tensor:
+def mapped_with_dropout(m: Written, x: Tensor) -> Tensor:
     def block(x: Tensor) -> Tensor:
         return F.conv2d(m.drop(x), m.drop(clamped(m.w)), m.b, padding=1).tanh()
 
@@ -482,7 +495,7 @@ def mapped_with_dropout(m: Through, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [mapped_inside, mapped_before, mapped_with_dropout])
 def test_checkpoints_with_dropout_are_exact(function: Callable[..., Tensor]) -> None:
-    model = Through(
+    model = Written(
         function,
         first=nn.Conv2d(3, 4, 3),
         drop=nn.Dropout(0.4),
@@ -512,7 +525,7 @@ def test_checkpoints_with_dropout_are_exact(function: Callable[..., Tensor]) -> 
 
 IN_PLACE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear, relu": (
-        lambda: Through(
+        lambda: Written(
             lambda m, x: F.relu(F.linear(x, unit_rows(m.w), m.b), inplace=True),
             w=nn.Parameter(torch.randn(4, 6)),
             b=nn.Parameter(torch.randn(4)),
@@ -520,14 +533,14 @@ IN_PLACE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (6,),
     ),
     "conv with a Gram matrix, relu": (
-        lambda: Through(
+        lambda: Written(
             lambda m, x: F.conv2d(x, over_root(m.w), padding=1).relu_().mean((2, 3)),
             w=nn.Parameter(torch.randn(48, 48, 3, 3)),
         ),
         (48, 3, 3),
     ),
     "conv with a Gram matrix and a bias, +=": (
-        lambda: Through(
+        lambda: Written(
             lambda m, x: F.conv2d(x, over_root(m.w), m.b, padding=1).add_(1.0).tanh().mean((2, 3)),
             w=nn.Parameter(torch.randn(48, 48, 3, 3)),
             b=nn.Parameter(torch.randn(48)),
@@ -546,7 +559,7 @@ def test_the_output_may_be_changed_in_place(name: str, calls: Calls) -> None:
 
 def test_a_large_bias_costs_no_digits() -> None:
     torch.manual_seed(0)
-    model = Through(
+    model = Written(
         lambda m, x: F.linear(x, unit_rows(m.w), m.b),
         w=nn.Parameter(torch.randn(8, 30)),
         b=nn.Parameter(torch.full((8,), 1e5), requires_grad=False),
@@ -566,7 +579,7 @@ def test_a_large_bias_costs_no_digits() -> None:
 def test_16_bits_do_not_pass_for_another_form(function: Callable[[Tensor], Tensor]) -> None:
     """With the precision of bfloat16 as tolerance, norms would be too low by up to a half."""
     torch.manual_seed(0)
-    model = Through(lambda m, x: F.linear(x, function(m.w)), w=nn.Parameter(torch.randn(5, 8))).bfloat16()
+    model = Written(lambda m, x: F.linear(x, function(m.w)), w=nn.Parameter(torch.randn(5, 8))).bfloat16()
     batch = (torch.eye(8)[:B].bfloat16(), torch.ones(B).bfloat16())
 
     def summed_up(model: nn.Module, batch: Any) -> Tensor:

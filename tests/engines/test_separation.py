@@ -1249,7 +1249,6 @@ def in_place(function):
     return call
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("function", ROWS, ids=label)
 def test_rows_are_sound_and_complete(function):
     ran = proven = 0

@@ -20,7 +20,6 @@ from adamas.engines.bookkeeping.records import Dense
 from adamas.noise import _BLOCK, GaussianNoise
 from adamas.privatize import privatize
 from tests.support.models_by_hand import ball, close, loss, one_by_one, some_weights, summed, whitened_norms
-from tests.support.through import Through
 
 N = 6
 NAN = float("nan")
@@ -31,6 +30,19 @@ Batch = tuple[Tensor, ...]
 
 
 # --- models -------------------------------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """A model whose forward is a function of its parts."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
 
 
 def standardised(w: Tensor) -> Tensor:
@@ -59,7 +71,7 @@ def few_pixels() -> tuple[nn.Module, Tensor]:
 
 
 def standardised_conv() -> tuple[nn.Module, Tensor]:
-    model = Through(
+    model = Written(
         lambda m, x: F.conv2d(m.first(x).tanh(), standardised(m.w), m.b),
         first=nn.Conv2d(3, 4, 3),
         w=nn.Parameter(torch.randn(2, 4, 3, 3)),
@@ -69,7 +81,7 @@ def standardised_conv() -> tuple[nn.Module, Tensor]:
 
 
 def columns_normalised() -> tuple[nn.Module, Tensor]:
-    model = Through(lambda m, x: F.linear(x, F.normalize(m.w, dim=0)), w=nn.Parameter(torch.randn(4, 5)))
+    model = Written(lambda m, x: F.linear(x, F.normalize(m.w, dim=0)), w=nn.Parameter(torch.randn(4, 5)))
     return model, torch.randn(N, 5)
 
 
@@ -78,7 +90,7 @@ def transformer() -> tuple[nn.Module, Tensor]:
 
 
 def lstm() -> tuple[nn.Module, Tensor]:
-    return Through(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(4, 5, batch_first=True)), torch.randn(N, 3, 4)
+    return Written(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(4, 5, batch_first=True)), torch.randn(N, 3, 4)
 
 
 def embedding() -> tuple[nn.Module, Tensor]:
@@ -87,7 +99,7 @@ def embedding() -> tuple[nn.Module, Tensor]:
 
 
 def general() -> tuple[nn.Module, Tensor]:
-    model = Through(
+    model = Written(
         lambda m, x: torch.einsum("bi,oi->bo", x, m.w) * m.scale,
         w=nn.Parameter(torch.randn(3, 5)),
         scale=nn.Parameter(torch.randn(3)),
@@ -147,7 +159,6 @@ def references(built: Bookkeeping) -> list[weakref.ref[Any]]:
     return [weakref.ref(value) for value in found]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_an_engine_is_freed_without_the_collector(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     activations: list[weakref.ref[Any]] = []
@@ -177,7 +188,6 @@ def live_tensors() -> int:
     return sum(issubclass(type(value), Tensor) for value in gc.get_objects())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_steps_do_not_pile_up_tensors(make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
     model, x = make()

@@ -687,7 +687,6 @@ def test_the_mask_finds_the_rows_that_carry_gradients():
     assert top_rows({"0.weight": scores}, 0.1)["0.weight"].tolist() == alive
 
 
-@pytest.mark.slow
 def test_a_release_beyond_the_budget_is_refused_in_the_mask_phase_too():
     model = mlp()
     finetune.head(model)
@@ -773,7 +772,6 @@ def test_sparta_refuses_a_run_that_began_or_has_parts_that_cannot_follow():
         list(sparta(run, lambda model: rules.SGD([model[5].weight]), head_steps=1, mask_steps=1))
 
 
-@pytest.mark.slow
 def test_the_code_of_the_page_runs():
     text = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
     names: dict[str, Tensor] = {}

@@ -150,7 +150,6 @@ def test_every_model_is_tested():
     assert TINY.keys() == MODELS.keys()
 
 
-@pytest.mark.slow
 @every_model
 def test_the_fast_engine_equals_the_loop(name):
     model, batch = tiny(name)
@@ -169,7 +168,6 @@ def test_the_fast_engine_equals_the_loop(name):
             assert float((sums[p] - expected[p]).abs().max()) <= 1e-9 * (size + 1e-3), parameter
 
 
-@pytest.mark.slow
 @every_model
 def test_a_run_takes_the_fast_engine_and_its_formulas(name):
     model, batch = tiny(name, torch.float32)
@@ -269,7 +267,6 @@ def test_standardised_convolution(size, stride):
     np.testing.assert_allclose(conv(x).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_wide_resnet_is_the_published_stack():
     """ReLU before each normalisation; another normalisation on the way round a stage's first block."""
     model, (x, _) = tiny("wrn-16-4")
@@ -438,7 +435,6 @@ def fan_in(p: Tensor) -> int:
     return p[0].numel()
 
 
-@pytest.mark.slow
 def test_wide_resnet_starts_as_published():
     model = wide_resnet((3, 32, 32), 10)
     drawn = {}
@@ -474,7 +470,6 @@ def test_cnn5_starts_as_published():
     assert variance_is(smaller, 1 / (3 * fan_in(smaller)), 1.8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("initialization", "deviation"), [("pretrained", None), ("bert", 0.02), ("normal", 1.0)]
 )

@@ -31,7 +31,6 @@ from adamas import UnsupportedError
 from adamas._nests import map_tensors
 from adamas.engines import ENGINES
 from tests.support.models_by_hand import Gradients, geometries, some_weights, summed, whitened_norms
-from tests.support.through import Through
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
@@ -985,6 +984,19 @@ def next_words_prompted(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 # --- models in plain torch ----------------------------------------------------------------------------
+
+
+class Through(nn.Module):
+    """Holds layers and parameters by name and runs a function of them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._forward(self, *inputs)
 
 
 def plain(

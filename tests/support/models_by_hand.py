@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from adamas import Geometry
 from adamas.engines import Bookkeeping, trainable_parameters
-from tests.support.through import Through
 
 B = 5  # examples; neither the size of a probe nor a width of a layer
 
@@ -119,6 +118,19 @@ def assert_exact(
         assert set(sums) == set(total)
         for p, value in total.items():
             close(sums[p], value, tolerance)
+
+
+class Through(nn.Module):
+    """Holds layers and parameters by name and runs a function of them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
 
 
 class Pool(nn.Module):
