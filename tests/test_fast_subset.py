@@ -30,5 +30,5 @@ def test_every_package_has_fast_tests(collected):
 def test_most_tests_and_the_examples_of_the_docstrings_are_fast(collected):
     assert sum(collected.values()) > 5000
     assert any(file.startswith("adamas/") for file in collected)
-    for promise in ("tests/engines/test_promise.py", "tests/engines/test_attacks.py"):
-        assert collected[promise] > 50, promise
+    for prefix in ("tests/engines/test_promise", "tests/engines/test_attacks"):
+        assert sum(count for file, count in collected.items() if file.startswith(prefix)) > 50, prefix

@@ -52,6 +52,7 @@ def test_a_budget_is_searched_once(monkeypatch):
     assert len(asked) < 15
 
 
+@pytest.mark.slow
 def test_a_run_with_given_noise_ends_at_its_budget():
     run = make_run(max_epsilon=2.0, steps=50, accountant="rdp")
     assert 1 <= run.steps < 50
@@ -148,6 +149,7 @@ def test_a_run_that_the_rest_does_not_pay_for_releases_nothing(ledger):
     assert len(ledger.spendings()) == 1
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_budget_is_one_call(ledger):
     finish(make_run(data_ledger=ledger))
     z = ledger.noise_multiplier(sampling_rate=0.2, steps=10)

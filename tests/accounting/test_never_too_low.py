@@ -155,6 +155,7 @@ def test_rdp_is_never_below_pld(z, rate, steps, delta):
     )
 
 
+@pytest.mark.slow
 def test_many_kinds_of_events_together_cost_what_dp_accounting_says():
     truncated = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
         dataset_size=1000, sampling_probability=0.05, truncated_batch_size=70, noise_multiplier=2.0
@@ -399,6 +400,7 @@ def test_noise_for_extreme_budgets_is_found_in_time(epsilon, rate, steps):
         assert gaussian_delta(epsilon, found) <= 1e-5 or rate < 1
 
 
+@pytest.mark.slow
 def test_noise_between_the_steps_of_the_search_is_found():
     """Once a multiplier of 1/8 was more than enough, the search gave up."""
     z = calibrate.noise_multiplier(epsilon=500.0, delta=1e-5, sampling_rate=1.0, steps=1)

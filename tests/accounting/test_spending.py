@@ -728,6 +728,7 @@ def test_a_replay_of_secure_noise_goes_through_the_secure_branch():
     assert 0.1 < float(moved.norm()) <= 1 + 1e-5
 
 
+@pytest.mark.slow
 def test_a_secure_release_that_forgets_to_clip_is_seen_by_the_check(monkeypatch):
     monkeypatch.setattr(privatize, "clip_weights", torch.ones_like)
     rows = check.check(lambda: make_run(noise="secure", seed=None))

@@ -109,6 +109,7 @@ def test_shuffled_epochs_are_recorded():
     assert "3 steps" in seen
 
 
+@pytest.mark.slow
 def test_a_budget_is_checked_for_all_steps():
     verdict, seen = look("every release recorded", maker(noise_multiplier=None, epsilon=4.0, seed=0))
     assert verdict == PASS

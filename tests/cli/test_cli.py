@@ -220,6 +220,7 @@ def test_the_module_runs_as_a_program():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_training_on_digits_learns_within_its_budget(capsys, tmp_path):
     code, printed, _ = call(
         capsys,
