@@ -72,7 +72,7 @@ VERSIONS = {  # name in docs/formats.md -> package, and how its code states the 
     "checkpoint": ("run", r'^_KIND, _VERSION = "checkpoint", (\d+)'),
     "run state": ("run", r"^(?:_STATE)?_VERSION = (\d+)"),
     "journal": ("accounting", r'^_MAGIC = b"adamas journal (\d+)"'),
-    "data set's ledger": ("accounting", r"^_VERSION = (\d+)"),
+    "data set's ledger": ("accounting", r"^_?VERSION = (\d+)"),
     "federated training": ("federated", r'^_KIND, _VERSION = "federated training", (\d+)'),
 }
 

@@ -219,7 +219,7 @@ def test_a_node_with_a_ledger_refuses_what_the_ledger_would_be_wrong_about(optio
 
 
 def test_a_client_whose_data_have_changed_since_the_start_does_not_train(tmp_path):
-    with pytest.raises(RefusedError, match="has 40 examples now and 400 when the training began"):
+    with pytest.raises(RefusedError, match="has 40 examples now, and had 400 when the training began"):
         trained(blobs(), node(), examples=400)
 
 

@@ -286,7 +286,7 @@ def test_a_damaged_state_is_refused(tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"state.safetensors is damaged .* must be\s+counted"):
+    with pytest.raises(ValueError, match=r"state.safetensors is damaged .* also count what was released"):
         run(blobs(), tmp_path)
 
 

@@ -62,6 +62,7 @@ def test_standardised_convolution(size, stride):
     np.testing.assert_allclose(conv(x).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_wide_resnet_is_the_published_stack():
     """ReLU before each normalisation; another normalisation on the way round a stage's first block."""
     model, (x, _) = tiny("wrn-16-4")
@@ -143,6 +144,7 @@ def fan_in(p: Tensor) -> int:
     return p[0].numel()
 
 
+@pytest.mark.slow
 def test_wide_resnet_starts_as_published():
     model = wide_resnet((3, 32, 32), 10)
     drawn = {}
@@ -178,6 +180,7 @@ def test_cnn5_starts_as_published():
     assert variance_is(smaller, 1 / (3 * fan_in(smaller)), 1.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("initialization", "deviation"), [("pretrained", None), ("bert", 0.02), ("normal", 1.0)]
 )
