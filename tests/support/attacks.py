@@ -96,7 +96,7 @@ def released(case: Attack, engine: str, indices: Sequence[int]) -> Tensor:
     run.noise = Silent(run.noise.seed)
     for step in range(case.warm):
         release_of(run, range(n), step)
-    return joined(whitened_sums(run, release_of(run, indices, case.warm)(run)))
+    return joined(whitened_sums(run, release_of(run, indices, case.warm), run.geometry()))
 
 
 def influence(case: Attack, engine: str) -> float:
