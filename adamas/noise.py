@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adamas._numerics import normals as _normals
-from adamas._numerics import normals_kernel as _normals_kernel
+from adamas._numerics import normals, normals_kernel
 from adamas._numerics.digest import KeyedDigest
 from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
@@ -239,24 +238,24 @@ def add_centre_(mean: Tensor, centre: Value | None, share: float) -> Tensor:
 
 
 def _add(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:
-    """Adds a block's values, see `_normals.add`."""
-    add: Any = _normals.add
-    if _normals_kernel.available():
-        add = _normals_kernel.add_scaled if isinstance(std, np.ndarray) else _normals_kernel.add
+    """Adds a block's values, see `normals.add`."""
+    add: Any = normals.add
+    if normals_kernel.available():
+        add = normals_kernel.add_scaled if isinstance(std, np.ndarray) else normals_kernel.add
     each = std if isinstance(std, np.ndarray) else np.float32(std)
-    return add(out, key, each, block * (_BLOCK // _normals.GROUP), far)  # type: ignore[no-any-return]
+    return add(out, key, each, block * (_BLOCK // normals.GROUP), far)  # type: ignore[no-any-return]
 
 
 def _add64(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:
     """Does the same in float64."""
-    size = _normals.GROUP64
+    size = normals.GROUP64
     first, groups = block * (_BLOCK // size), -(-len(out) // size)
-    if _normals_kernel.available():
-        words = np.empty((groups, 16, _normals.LANES), dtype=np.uint32)
-        _normals_kernel.words(key, first, words)
+    if normals_kernel.available():
+        words = np.empty((groups, 16, normals.LANES), dtype=np.uint32)
+        normals_kernel.words(key, first, words)
     else:
-        words = _normals.words(key, first * _normals.LANES, groups)
-    return _normals.add_but_far(out, _normals.normals64(words), std, far)
+        words = normals.words(key, first * normals.LANES, groups)
+    return normals.add_but_far(out, normals.normals64(words), std, far)
 
 
 def _add_tail(
@@ -266,8 +265,8 @@ def _add_tail(
     for place in far.tolist():
         while True:  # Marsaglia (1964): exponential in the square, then accepted
             u, v = 1.0 - generator.random(2)
-            x = math.sqrt(_normals.TAIL**2 - 2 * math.log(u))
-            if v * x <= _normals.TAIL:
+            x = math.sqrt(normals.TAIL**2 - 2 * math.log(u))
+            if v * x <= normals.TAIL:
                 break
         index = place if place >= 0 else -1 - place
         factor = std[index] if isinstance(std, np.ndarray) else std

@@ -8,19 +8,19 @@ import math
 
 import numpy as np
 
-from adamas._numerics import normals as _normals
+from adamas._numerics import normals
 from adamas._numerics.compiled import Array, compiled, numba
 from adamas._numerics.normals import COS, GROUP, LANES, LN2, LOG, QUARTER, SIN
 
 _U, _I, _F = np.uint32, np.int32, np.float32
 _PAIRS = GROUP // 2
-_E0, _E1, _E2, _E3 = _normals.CONSTANTS
+_E0, _E1, _E2, _E3 = normals.CONSTANTS
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7 = LOG
 _S0, _S1, _S2 = SIN
 _C0, _C1, _C2 = COS
 # Larger words give radii well below the start of the tail.
-_NEAR_TAIL = _U(1.1 * 2.0**32 * math.exp(-(_normals.TAIL**2) / 2))
-_ROOT, _TAIL, _UNIT = _I(_normals.ROOT), _F(_normals.TAIL), _F(2.0**-31)
+_NEAR_TAIL = _U(1.1 * 2.0**32 * math.exp(-(normals.TAIL**2) / 2))
+_ROOT, _TAIL, _UNIT = _I(normals.ROOT), _F(normals.TAIL), _F(2.0**-31)
 
 
 @compiled
@@ -60,7 +60,7 @@ def _two_rounds(
 
 @compiled
 def _one_group(out: Array, key: Array, group: int) -> None:
-    """Computes `_normals.words` of one group: `(16, LANES)`."""
+    """Computes `normals.words` of one group: `(16, LANES)`."""
     k0, k1, k2, k3, k4, k5, k6, k7 = key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]
     first = group * LANES  # a multiple of LANES: only the low word changes in a group
     low, high, zero = _U(first), _U(first >> 32), _U(0)
@@ -79,7 +79,7 @@ def _one_group(out: Array, key: Array, group: int) -> None:
 
 @compiled
 def _transform(uniform: Array, out: Array) -> np.uint32:
-    """Computes `_normals.normals` of one group, flat. Returns the word that gave the largest radius."""
+    """Computes `normals.normals` of one group, flat. Returns the word that gave the largest radius."""
     least = uniform[0]
     for i in range(_PAIRS):
         u = (_F(_I(uniform[i] >> _U(1))) + _F(0.5)) * _UNIT
@@ -103,7 +103,7 @@ def _transform(uniform: Array, out: Array) -> np.uint32:
 
 @compiled
 def words(key: Array, first: int, out: Array) -> None:
-    """Writes `_normals.words` into `(groups, 16, LANES)`, from a group on."""
+    """Writes `normals.words` into `(groups, 16, LANES)`, from a group on."""
     for group in range(len(out)):
         _one_group(out[group], key, first + group)
 
@@ -126,7 +126,7 @@ def _group(
 
 @compiled
 def add(out: Array, key: Array, std: np.float32, first: int, far: Array) -> int:
-    """See `_normals.add`."""
+    """See `normals.add`."""
     uniform = np.empty((16, LANES), np.uint32)
     values = np.empty(GROUP, np.float32)
     found = 0
@@ -154,7 +154,7 @@ def add_scaled(out: Array, key: Array, std: Array, first: int, far: Array) -> in
 
 @functools.cache
 def available() -> bool:
-    """Tells whether the kernels can be used: they compile, and match `_normals` bit for bit."""
+    """Tells whether the kernels can be used: they compile, and match `normals` bit for bit."""
     try:
         f, u, i = numba.float32, numba.uint32, numba.int64
         add.compile((f[::1], u[::1], f, i, i[::1]))
@@ -171,10 +171,10 @@ def _agree() -> bool:
     pairs = [(add, np.float32(0.7)), (add_scaled, np.linspace(0.5, 2, size, dtype=np.float32))]
     results: list[list[object]] = [[], []]
     for kernel, std in pairs:
-        for draw, result in zip((kernel, _normals.add), results, strict=True):
+        for draw, result in zip((kernel, normals.add), results, strict=True):
             out, far = np.linspace(-1, 1, size, dtype=np.float32), np.zeros(8, dtype=np.int64)
             found = draw(out, key, std, (1 << 26) - 3, far)  # the counter's high word changes
             result += [out.tobytes(), found, far.tobytes()]
     uniform = np.empty((3, 16, LANES), dtype=np.uint32)
     words(key, 5, uniform)
-    return results[0] == results[1] and np.array_equal(uniform, _normals.words(key, 5 * LANES, 3))
+    return results[0] == results[1] and np.array_equal(uniform, normals.words(key, 5 * LANES, 3))

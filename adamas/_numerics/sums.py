@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adamas._numerics import sums_kernel as _sums_kernel
+from adamas._numerics import sums_kernel
 
 # A float32 sum of 10M squares is low by 7e-4 and its example would be clipped too little. Sums over
 # blocks of this length, added up in float64, are off by about 1e-8, at the same speed.
@@ -33,8 +33,8 @@ def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | No
         return _whitened(flat, center, scale).square().sum(1)
     if flat.dtype != torch.float32:
         flat = flat.float()
-    if scale is not None and _sums_kernel.fits(flat, center, scale):
-        total = _sums_kernel.whitened_squares(flat, center, scale)
+    if scale is not None and sums_kernel.fits(flat, center, scale):
+        total = sums_kernel.whitened_squares(flat, center, scale)
     else:
         total = _sums_of_squares(_whitened(flat, center, scale))
     if flat.numel():
@@ -53,8 +53,8 @@ def row_sums(rows: Tensor, weights: Tensor) -> Tensor:
 
     Row i belongs to row i modulo the number of rows of the weights.
     """
-    if _sums_kernel.fits(rows, weights):
-        result = _sums_kernel.row_sums(rows, weights)
+    if sums_kernel.fits(rows, weights):
+        result = sums_kernel.row_sums(rows, weights)
         extreme = (~result[0].isfinite() | (result[0] < _LEAST_SQUARE)).nonzero().squeeze(1)
         if len(extreme):
             wide = rows[extreme].double()
@@ -110,8 +110,8 @@ def gram_sums(blocks: Sequence[tuple[int, int, Tensor, Tensor]], places: int, al
         places: Number of rows of the whole matrices.
         alike: Products of alike vectors are at least this share of the mean of their squared lengths.
     """
-    if _sums_kernel.fits(*(t for _, _, *pair in blocks for t in pair)):
-        return _sums_kernel.gram_sums(blocks, places, alike)
+    if sums_kernel.fits(*(t for _, _, *pair in blocks for t in pair)):
+        return sums_kernel.gram_sums(blocks, places, alike)
     diagonal = [(a, e) for row, column, a, e in blocks if row == column]
     of_a, of_e = (
         torch.cat([matrix.diagonal(dim1=1, dim2=2) for matrix in matrices], 1)

@@ -15,19 +15,16 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from adamas import _validate
-from adamas._streams import Seed
-from adamas.accounting import Plan, Spending
-from adamas.engines import Loss, trainable_parameters
-from adamas.loading import Loader, dataset_length
-from adamas.noise import GaussianNoise
+from adamas.engines import Loss
+from adamas.loading import dataset_length
 from adamas.rules.base import Rule
+from adamas.run.calibration import calibrated
 from adamas.run.loop import PrivateRun
-from adamas.run.make import make_private
-from adamas.run.preconditions import check_modules, check_parameters, check_whole
-from adamas.sampling import Poisson
+from adamas.run.make import made, make_private
+from adamas.run.options import RunOptions
+from adamas.run.probing import probed_before
+from adamas.run.validation import validated
 
-_ACCOUNTANT = "pld"  # of a run's own epsilon, which a client does not use
 _OBJECTS = ("model", "dataset", "loss")
 
 
@@ -96,56 +93,18 @@ class LocalRuns:
         self._probe = None
 
     def _run_with_probes(self, rule: Rule, steps: int) -> PrivateRun:
-        return make_private(
-            self.model,
-            rule,
-            self.dataset,
-            self.loss,
-            batch_size=self.batch_size,
-            steps=steps,
-            noise_multiplier=self.noise_multiplier,
-            clip_norm=self.clip_norm,
-            delta=self.delta,
-            seed=self.seed,
-            engine=self.engine,
-            micro_batch_size=self.micro_batch_size,
-            accountant=_ACCOUNTANT,
-            allow_large_delta=self.allow_large_delta,
-            progress=False,
-        )
+        return make_private(self.model, rule, self.dataset, self.loss, **self._options(steps))
 
     def _run_without_probes(self, rule: Rule, steps: int, engine: str) -> PrivateRun:
-        """Makes the run that `make_private` would make, from options that it has checked before."""
-        _validate.count(steps=steps)
-        check_whole(self.model)
-        check_parameters(self.model, rule)
-        check_modules(self.model)
-        seed = Seed(self.seed)
-        sampler = Poisson(dataset_length(self.dataset), self.batch_size, seed)
-        return PrivateRun(
-            model=self.model,
-            rule=rule,
-            loss=self.loss,
-            loader=Loader(
-                self.dataset,
-                sampler,
-                micro_batch_size=self.micro_batch_size,
-                device=next(iter(trainable_parameters(self.model).values())).device,
-            ),
-            noise=GaussianNoise(seed),
-            engine=engine,
-            clip_norm=self.clip_norm,
-            spending=Spending(
-                sampler,
-                Plan(steps, self.noise_multiplier, None),
-                delta=self.delta,
-                accountant=_ACCOUNTANT,
-                title=type(rule).__name__,
-            ),
-            scheduler=None,
-            ema_model=None,
-            progress=False,
-        )
+        """Makes the run that `make_private` would make, with the engine that it chose before."""
+        options = RunOptions(**self._options(steps))
+        arguments = validated(self.model, rule, self.dataset, self.loss, options)
+        return made(arguments, probed_before(arguments, engine), calibrated(arguments))
+
+    def _options(self, steps: int) -> dict[str, Any]:
+        """Returns the options of a run: every field of a client that is one, and what all clients share."""
+        own = {one.name for one in fields(LocalRuns)} & {one.name for one in fields(RunOptions)}
+        return {name: getattr(self, name) for name in own} | {"steps": steps, "progress": False}
 
     def _objects(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in _OBJECTS)

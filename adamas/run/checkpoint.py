@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from adamas._numerics import sums_kernel as _sums_kernel
+from adamas._numerics import sums_kernel
 from adamas._storage.archive import read_archive, write_archive
 from adamas._version import __version__
 from adamas.accounting.journal import Journal, Release
@@ -171,7 +171,7 @@ def load(path: str | Path, run: AnyRun) -> AnyRun:
 def _versions() -> dict[str, str]:
     """Lists versions that the last bits of a release depend on."""
     own = {"adamas": __version__, "python": platform.python_version()}
-    own |= {"compiled": str(_sums_kernel.available()), "threads": str(torch.get_num_threads())}
+    own |= {"compiled": str(sums_kernel.available()), "threads": str(torch.get_num_threads())}
     return own | {name: _version_of(name) for name in _PACKAGES}
 
 

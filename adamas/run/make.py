@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
-from adamas.accounting import Spending
+from adamas.accounting import Plan, Spending
 from adamas.accounting.data_ledger import DataLedger
 from adamas.distributed import Distributed, raises_together
 from adamas.engines import FAST, Loss
@@ -21,8 +21,8 @@ from adamas.run.calibration import calibrated
 from adamas.run.checkpoint import Checkpoints, load
 from adamas.run.loop import PrivateRun
 from adamas.run.options import RunOptions, SchedulerFactory
-from adamas.run.probing import probed
-from adamas.run.validation import check_scheduler, validated
+from adamas.run.probing import Probed, probed
+from adamas.run.validation import Validated, check_scheduler, validated
 from adamas.secure_noise import NOISES
 
 
@@ -151,31 +151,36 @@ def make_private(
             SlowEngineWarning,
             stacklevel=3,  # over the wrapper
         )
-    plan = calibrated(arguments)
-    ranks = arguments.ranks
+    return made(arguments, probes, calibrated(arguments))
+
+
+def made(arguments: Validated, probes: Probed, plan: Plan) -> PrivateRun:
+    """Makes the run that the three steps have prepared; continues its checkpoint if there is one."""
+    model, rule, options, ranks = arguments.model, arguments.rule, arguments.options, arguments.ranks
+    checkpoint, every = options.checkpoint, options.checkpoint_every
     run = PrivateRun(
         model=model,
         rule=rule,
-        loss=loss,
+        loss=arguments.loss,
         loader=probes.loader,
-        noise=NOISES[noise](arguments.seed),
+        noise=NOISES[options.noise](arguments.seed),
         engine=probes.engine,
-        clip_norm=clip_norm,
+        clip_norm=options.clip_norm,
         spending=Spending(
             arguments.sampler,
             plan,
-            delta=delta,
-            accountant=accountant,
+            delta=options.delta,
+            accountant=options.accountant,
             data_ledger=arguments.data_ledger,
             ranks=ranks,
             title=type(rule).__name__,
         ),
-        scheduler=_scheduler(scheduler, rule, plan.steps),
-        ema_model=_average(ema, model),
-        progress=progress if ranks is None or ranks.is_writer else False,
-        raw=raw,
+        scheduler=_scheduler(options.scheduler, rule, plan.steps),
+        ema_model=_average(options.ema, model),
+        progress=options.progress if ranks is None or ranks.is_writer else False,
+        raw=options.raw,
         ranks=ranks,
-        checkpoints=None if checkpoint is None else Checkpoints(checkpoint, checkpoint_every),
+        checkpoints=None if checkpoint is None else Checkpoints(checkpoint, every),
     )
     if checkpoint is not None and Path(checkpoint).exists():
         load(checkpoint, run)

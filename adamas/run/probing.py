@@ -56,6 +56,11 @@ def probed(arguments: Validated) -> Probed:
     return Probed(loader, engine, refusal)
 
 
+def probed_before(arguments: Validated, engine: str) -> Probed:
+    """Makes the loader only, for an engine that probes of the same model, loss and data have chosen."""
+    return Probed(_loader(arguments), engine, None)
+
+
 def _loader(arguments: Validated) -> Loader:
     options, ranks = arguments.options, arguments.ranks
     device = next(iter(trainable_parameters(arguments.model).values())).device

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adamas._numerics import sums_kernel as _sums_kernel
+from adamas._numerics import sums_kernel
 from adamas._numerics.sums import memory_order, row_sums
 from adamas.engines.bookkeeping.certificate import OF_NORM, Squares, behind_jacobian, unit
 from adamas.engines.bookkeeping.convolution import Convolution
@@ -187,9 +187,9 @@ class _Vector:
         least = far * self.length() / math.sqrt(rows.width)
         slope = far * (self.own.abs() + 2 * self.along.abs() / rows.length)
         columns = [mean, alpha * self.size, row, least, slope]
-        if _sums_kernel.fits(g, rows.values, self.direction):
+        if sums_kernel.fits(g, rows.values, self.direction):
             packed = torch.cat(columns, 1).t().to(g.dtype).contiguous()
-            return _sums_kernel.all_near(g, rows.values, self.direction, packed)
+            return sums_kernel.all_near(g, rows.values, self.direction, packed)
         mean, size, row, least, slope = (column.to(rows.values) for column in columns)
         apart = self._made(size, mean, row).sub_(g).abs_()
         return bool((apart <= torch.addcmul(least, rows.values.abs(), slope)).all())
