@@ -157,6 +157,7 @@ def test_releases_scatter_around_the_centre_at_false_alarm_rate_5e_4(releases):
         assert (p_values > ALPHA).all() if right else (p_values < ALPHA).all()
 
 
+@pytest.mark.slow
 def test_coordinates_and_consecutive_releases_are_independent_at_false_alarm_rate_1e_3(releases):
     """False-alarm rate: ALPHA = 1e-4 for each of 10 pairs and for the steps; a share of 5% is rejected."""
     values, variance = releases

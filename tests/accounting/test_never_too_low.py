@@ -80,6 +80,7 @@ def _digits():
 # --- PLD ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-5, 1e-8, 1e-10, 1e-12, 1e-14, 1e-20, 1e-50, 1e-100])
 @pytest.mark.parametrize(
     ("z", "steps"),

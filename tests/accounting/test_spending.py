@@ -247,6 +247,7 @@ def test_another_batch_does_not_join_the_event_of_the_last_one_before_a_save(tmp
         finish(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -289,6 +290,7 @@ def test_a_release_with_another_multiplier_than_planned_is_refused():
     assert spending.ledger.entries == []
 
 
+@pytest.mark.slow
 def test_extra_releases_before_a_save_are_not_forgotten_by_the_budget(tmp_path):
     """The rest of the plan is not paid for any more, and a run from the file knows that."""
     arguments = {"noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp", "steps": 40}

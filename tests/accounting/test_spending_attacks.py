@@ -181,6 +181,7 @@ def test_another_working_folder_does_not_move_a_checkpoint(tmp_path, monkeypatch
 FAILURES = [(Journal, "begin"), (journal, "folder_to_disk"), (_files, "folder_to_disk"), (_files, "_to_disk")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize(("where", "name"), FAILURES)
 def test_a_run_that_goes_on_after_a_save_that_failed_half_way_is_not_forgotten(

@@ -166,6 +166,7 @@ def dropped():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 2))
 
 
+@pytest.mark.slow
 def test_dropout_passes():
     rows = {row.name: row for row in check(maker(dropped, seed=0))}
     assert rows["dropout per example"].verdict == PASS
@@ -240,6 +241,7 @@ def test_noise_that_coordinates_share_is_seen(monkeypatch):
     assert look("noise variance as stated", maker(seed=0))[0] == FAIL
 
 
+@pytest.mark.slow
 def test_a_run_without_noise_does_not_pass():
     rows = {row.name: row for row in check(maker(noise_multiplier=0.0))}
     assert [name for name, row in rows.items() if row.verdict == FAIL] == ["noise variance as stated"]
@@ -261,6 +263,7 @@ def test_a_price_that_is_too_low_is_seen(monkeypatch):
     assert "composed directly" in seen
 
 
+@pytest.mark.slow
 def test_a_budget_that_does_not_cover_the_run_is_seen():
     def make_run():
         run = maker(noise_multiplier=None, epsilon=4.0)()
@@ -295,6 +298,7 @@ class Mixing(nn.Module):
         return self.linear(x - x.mean(0) if len(x) > 3 else x)
 
 
+@pytest.mark.slow
 def test_a_layer_that_mixes_examples_is_seen():
     assert look("examples mixed by a layer", maker(Mixing, engine="vmap"))[0] == FAIL
     assert look("sensitivity in the geometry", maker(Mixing, engine="loop"))[0] == PASS  # each alone

@@ -64,6 +64,7 @@ def test_the_search_finds_what_it_is_for(source):
     assert formatted_epsilons(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).as_posix() not in OTHERS],

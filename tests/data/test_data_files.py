@@ -67,6 +67,7 @@ def images(monkeypatch):
     return contents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "folder", "blank"),
     [("mnist", "MNIST/raw", -0.1307 / 0.3081), ("fashion-mnist", "FashionMNIST/raw", -0.2860 / 0.3530)],

@@ -152,6 +152,7 @@ def influences(name: str, level: float, rule: str = "adam") -> list[float]:
     return [float((whole - total([i for i in range(6) if i != left])).norm()) for left in (5, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOORS)
 def test_a_record_at_any_level_moves_the_sum_by_at_most_1(name: str) -> None:
     for level in LEVELS:
@@ -323,6 +324,7 @@ def summed(
     return (out.double() - total * c.double()) / s, 1e-7 * total * float((c.double() / s).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_no_sum_gets_more_than_norms_say(name: str) -> None:
     """Checks examples by themselves, and their contribution to the sum of all."""

@@ -43,6 +43,7 @@ def outcome(function, *args):
         return type(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.sampled_from(sorted(OPERATORS)), st.integers(1, 4), st.one_of(NUMBERS, FLOATS), st.booleans())
 def test_arithmetic_is_refused_or_a_multiple_in_every_batch(name, times, other, reflected):

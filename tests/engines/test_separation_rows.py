@@ -174,6 +174,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(STEPS, st.integers(2, 4), st.sampled_from([(2,), (3, 2), (4, 3)]), st.booleans())
 def test_chains_of_views_are_sound(steps, n, shape, square):

@@ -114,6 +114,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path, monkeypatch):
         sweep.sweep(make_settings(), {"lr": [0.01, 0.1]}, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_best_of_a_random_number_of_runs(tmp_path):
     """The price is that of dp_accounting's event, above one run's and below that of all."""
     ledger = DataLedger.create(tmp_path / "l", epsilon=3.0, delta=1e-5, accountant="rdp")

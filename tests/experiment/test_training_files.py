@@ -416,6 +416,7 @@ def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(
         assert ledger.spendings() == [spending]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -555,6 +556,7 @@ def test_a_sweep_whose_summary_cannot_be_written(tmp_path, refuge, monkeypatch):
     assert json.loads((place / "sweep.json").read_text()) == json.loads(json.dumps(result))
 
 
+@pytest.mark.slow
 def test_a_run_of_which_only_the_best_may_be_seen_is_not_kept_elsewhere(tmp_path, refuge, monkeypatch):
     def fails(path, tensors):
         raise OSError("no room")

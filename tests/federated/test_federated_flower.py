@@ -360,6 +360,7 @@ def test_a_node_that_takes_the_number_of_another_does_not_end_a_training(grid):
     assert [node for node, _ in grid.asked] == [10, 11, 12, 13]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "reason"),
     [("ValueError", "Node 12: ValueError"), (1, "Node 12: another node has partition-id=1")],
@@ -373,6 +374,7 @@ def test_a_training_begins_without_a_node_that_cannot_take_part_and_names_it(sai
     assert reason in caplog.text
 
 
+@pytest.mark.slow
 def test_nodes_that_are_not_there_are_named(grid):
     del grid.nodes[12]
     with pytest.raises(RuntimeError, match=r"did not come up in 0.1 seconds: \[2\]"):

@@ -33,6 +33,8 @@ from tests.support import federated_blobs
 from tests.support.federated_messages import sent
 from tests.support.federated_runs import blobs, lines, run, saved_state
 
+pytestmark = pytest.mark.slow  # a quarter of a second each
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES, BATCH, NOISE, LR = 40, 10, 2.0, 1.0
 HOSTILE = 1  # the client that answers what cannot be

@@ -132,6 +132,7 @@ def test_a_table_with_wrong_settings_is_refused(text, message, tmp_path):
         load_table(tmp_path / "table.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_the_page_and_the_report_show_numbers_curves_and_the_spread(made, tmp_path):
     table = load_table(made / "table.toml")

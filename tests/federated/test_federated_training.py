@@ -290,6 +290,7 @@ def test_a_damaged_state_is_refused(tmp_path):
         run(blobs(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_the_same_clients_only(tmp_path):
     settings = blobs(noise_multiplier=None, epsilon=3.0)
     with pytest.raises(Stop):

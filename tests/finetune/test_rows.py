@@ -199,6 +199,7 @@ def test_no_kept_row_freezes_the_weight_and_leaves_the_layer():
     assert model[3].bias is model[3].base.bias
 
 
+@pytest.mark.slow
 def test_row_weights_are_those_of_plain_layers_without_the_head():
     assert row_weights(mlp()) == ["0.weight", "3.weight"]
     assert row_weights(mlp(), head="0") == ["3.weight", "5.weight"]

@@ -122,6 +122,7 @@ def test_a_run_that_dies_leaves_whole_lines(monkeypatch, tmp_path):
     assert "did not finish" in read_page(tmp_path / "page.html").text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_a_report_compares_two_runs_on_one_page(runs, capsys, tmp_path):
     out = tmp_path / "page.html"
@@ -159,6 +160,7 @@ def test_the_default_place_of_a_report_is_the_folder(runs, capsys):
     assert "without --diagnose" in read_page(runs / "plain" / "report.html").text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
     out = tmp_path / "page.html"
@@ -173,6 +175,7 @@ def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
     assert ("class", "red") in page.attributes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize("kept", ["result.json", "ledger.json", "diagnostics.jsonl"])
 def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, kept):
@@ -184,6 +187,7 @@ def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, ke
     assert "NOT PRIVATE" in read_page(tmp_path / "page.html").text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_everything_is_escaped(runs, tmp_path):
     evil = EVIL
@@ -214,6 +218,7 @@ def test_everything_is_escaped(runs, tmp_path):
     assert folder.name in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
     lines = lines_of(runs / "corrected")[-2:]
@@ -227,6 +232,7 @@ def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
     assert "Size of the update" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_many_layers_are_cut_to_the_largest(runs, tmp_path):
     line = lines_of(runs / "corrected")[-1]
@@ -375,6 +381,7 @@ def test_points_say_what_they_are_where_the_mouse_is(tmp_path):
     assert "<title>DP-Adam, σ = 2: ours 90.6, published 91</title>" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_tables_of_an_experiments_folder_have_an_index_and_runs_come_last(runs, capsys, tmp_path):
     root = tmp_path / "experiments"
@@ -510,6 +517,7 @@ def test_a_table_without_published_numbers_is_not_compared(tmp_path):
     assert "the paper has" not in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize(
     "change",
@@ -544,6 +552,7 @@ def test_a_table_of_runs_that_are_not_private_promises_nothing(tmp_path):
     assert "bounded by" not in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_moments_in_the_results_are_drawn(runs, tmp_path):
     folder = write_table(tmp_path, cells=[("sgd", "a"), ("bc", "a"), ("bc", "c")], seeds=1)

@@ -77,6 +77,7 @@ def test_every_published_number_is_there(rows):
     assert all((row.published is None) != (row.recorded is None) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_page_that_comes_with_the_table_has_these_numbers(rows):
     """But for the tight values, which take a minute."""
     text = FILE.with_suffix("").joinpath("README.md").read_text(encoding="utf-8")

@@ -63,6 +63,7 @@ def without_kernel(monkeypatch):
     return switch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", VARIANCES)
 @pytest.mark.parametrize("name", RULES)
 def test_the_step_is_that_of_torchs_kernel(name, variance, calls, without_kernel):

@@ -301,6 +301,7 @@ def test_fifty_steps_are_those_of_the_paper(setup, sigma, seed):
     follow(setup, problem(seed), sigma)
 
 
+@pytest.mark.slow
 @every_setup
 def test_groups_do_not_matter(setup):
     follow(setup, problem(0), 0.4, groups=True)

@@ -260,6 +260,7 @@ def test_what_a_run_without_a_seed_lost_is_charged(tmp_path):
     assert resumed.epsilon() == pytest.approx(run.epsilon(), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_budget_holds_across_crashes(tmp_path):
     """A run without a seed that makes steps again ends before its budget, not after it."""
     arguments = {"seed": None, "noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp"}

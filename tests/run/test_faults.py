@@ -58,6 +58,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_spoilt_example_is_as_if_it_were_not_there(fault, engine):
@@ -95,6 +96,7 @@ def test_one_spoilt_example_is_as_if_it_were_not_there(fault, engine):
 # --- interruptions --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [5, 6, 8])
 def test_an_exception_within_a_logical_batch_releases_nothing(error, call):

@@ -249,6 +249,7 @@ def test_a_budget_is_never_exceeded():
     assert run.epsilon() <= 2.0
 
 
+@pytest.mark.slow
 def test_other_events_in_the_ledger_and_a_resume_do_not_lift_the_budget():
     budget = {"noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp", "steps": 15}
     run = make_run(**budget)
