@@ -64,7 +64,7 @@ class Canaries:
         }
         self._known = np.zeros(count)
         self._geometry = _at(run.geometry(), self._coordinates)
-        self.run = run.replaced(loader=self._numbered(run.loader), engine=self._make_engine)
+        self.run = run._replaced(loader=self._numbered(run.loader), engine=self._make_engine)
 
     def _numbered(self, loader: Loader) -> Loader:
         """Returns a loader whose batches hold the number of the canary in the place of each example."""

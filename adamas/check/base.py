@@ -82,7 +82,7 @@ class Replay:
             return run
         loader = copy.copy(run.loader)
         loader.dataset = _Kept(loader.dataset)
-        return run.replaced(loader=loader)
+        return run._replaced(loader=loader)
 
     @cached_property
     def still(self) -> PrivateRun:

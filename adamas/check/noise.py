@@ -72,7 +72,7 @@ def _residuals(run: PrivateRun, indices: Sequence[int]) -> dict[Tensor, Tensor]:
     geometry, step = run.geometry(), run.steps_done
     d = sum(p.numel() for p in geometry.scale)
     repeats = max(2, min(max(_LEAST_REPEATS, -(-_LEAST_VALUES // d)), _MOST_VALUES // d))
-    silent = run.replaced(noise=silenced(run.noise))
+    silent = run._replaced(noise=silenced(run.noise))
     base = whitened_sums(silent, release_of(silent, indices, step), geometry)
     rows: dict[Tensor, list[Tensor]] = {p: [] for p in base}
     for _ in range(repeats):

@@ -69,7 +69,7 @@ def fresh_run(make_run: MakeRun) -> PrivateRun:
             "Expected make_run() to return a fresh run at each call, got one that has released something. "
             "Make model, rule and run inside the function."
         )
-    return run.replaced()
+    return run._replaced()
 
 
 def release_of(run: PrivateRun, indices: Sequence[int], step: int, padding: int = 0) -> PrivateGradient:

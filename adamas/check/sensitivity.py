@@ -31,7 +31,7 @@ def sensitivity(replay: Replay) -> Outcome:
         slack = _rounding(run, len(batch.places))
         removed = not replay.random and not replay.collates_at_random and _coarsest(run) < _COARSE
         for factor in (1.0, _AMPLIFIED):
-            silent = run.replaced(noise=silenced(run.noise), loss=_times(run.loss, factor))
+            silent = run._replaced(noise=silenced(run.noise), loss=_times(run.loss, factor))
             moves = list(replay.in_time(_moves(silent, replay, removed)))
             looked = len(moves)
             moved, others = (max(_or_infinite(values)) for values in zip(*moves, strict=True))
@@ -175,7 +175,7 @@ class _LastChanged:
         loader = copy.copy(run.loader)
         loader.collate_fn, loader.micro_batch_size, loader.num_workers = self._collate, None, 0
         loader.compares = False  # the changed row belongs to a place, not to an example
-        self.run = run.replaced(noise=silenced(run.noise), loader=loader, loss=_with_factors(run.loss))
+        self.run = run._replaced(noise=silenced(run.noise), loader=loader, loss=_with_factors(run.loss))
 
     def _collate(self, examples: list[Any]) -> Any:
         data = map_tensors(self._spoil, (self._loader.collate_fn or default_collate)(examples))

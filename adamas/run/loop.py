@@ -178,7 +178,7 @@ class PrivateRun(RunParts):
         self._files.keep(checkpoints, first=main is None)
         self._spending.recover(parts, repeatable=self.noise.seed.given is not None)
 
-    def replaced(
+    def _replaced(
         self,
         *,
         noise: Noise | None = None,

@@ -720,7 +720,7 @@ def test_a_replay_spends_nothing_and_leaves_no_file(ledger, tmp_path):
 
 def test_a_replay_of_secure_noise_goes_through_the_secure_branch():
     run = make_run(noise="secure", seed=None)
-    run = run.replaced(noise=silenced(run.noise))
+    run = run._replaced(noise=silenced(run.noise))
     assert isinstance(run.noise, SecureNoise)
     geometry = run.geometry()
     whole = joined(whitened_sums(run, release_of(run, range(10), 0), geometry))

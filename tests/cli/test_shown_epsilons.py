@@ -187,7 +187,7 @@ def test_a_report_of_runs(tmp_path):
 def test_a_check_of_a_run(monkeypatch):
     from adamas.check import accounting
 
-    run = make_run(noise_multiplier=None, epsilon=3.0000004).replaced()
+    run = make_run(noise_multiplier=None, epsilon=3.0000004)._replaced()
     monkeypatch.setattr(accounting, "_composed", lambda *_, **__: 0.784912)
     monkeypatch.setattr(type(run), "epsilon", lambda *_: 0.784912)
     _, seen = accounting.releases_recorded(type("Replay", (), {"still": run, "fresh": lambda _: run})())

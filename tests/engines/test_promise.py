@@ -56,7 +56,7 @@ def made(model: nn.Module, dataset: Dataset[Any], loss: Any = cross_entropy, **o
         progress=False,
         **options,
     )
-    return run.replaced(noise=Silent(run.noise.seed))
+    return run._replaced(noise=Silent(run.noise.seed))
 
 
 def influence(run: PrivateRun, record: int, others: int = N) -> float:
@@ -177,7 +177,7 @@ def test_a_number_of_examples_on_the_right_of_a_float_is_refused(engine):
 @pytest.mark.parametrize("loss", [cross_entropy, over_the_length], ids=lambda f: f.__name__)
 def test_what_is_computed_one_by_one_is_bounded_whatever_the_loss(loss):
     # Of one example the length is 1: the slow engine gives the loss that meaning, and keeps the promise.
-    run = made(nn.Linear(5, 3), data(5)).replaced(loss=loss, engine="loop")
+    run = made(nn.Linear(5, 3), data(5))._replaced(loss=loss, engine="loop")
     assert max(influence(run, record) for record in range(4)) <= LIMIT
 
 

@@ -14,7 +14,7 @@ from tests.support.small_runs import loss, make_run
 def test_a_rehearsal_spends_nothing(tmp_path):
     ledger = DataLedger.create(tmp_path / "data.ledger", epsilon=50.0, delta=1e-3)
     run = make_run(data_ledger=ledger, checkpoint=tmp_path / "run.safetensors", checkpoint_every=1)
-    rehearsal = run.replaced()
+    rehearsal = run._replaced()
     for _ in rehearsal:
         pass
     assert rehearsal.steps_done == run.steps
@@ -25,7 +25,7 @@ def test_a_rehearsal_spends_nothing(tmp_path):
 
 
 def test_a_rehearsal_may_release_more_than_was_planned():
-    rehearsal = make_run(epsilon=1.0, noise_multiplier=None, steps=2).replaced()
+    rehearsal = make_run(epsilon=1.0, noise_multiplier=None, steps=2)._replaced()
     (batch,) = rehearsal.loader.batches(0, 1)
     for _ in range(3):
         rehearsal.privatize(batch)
@@ -36,7 +36,7 @@ def test_only_what_is_given_is_replaced():
     run = make_run()
     before = (run.noise, run.loader, run.engine, run.make_engine, run.loss)
     noise, loader = Silent(0), copy.copy(run.loader)
-    other = run.replaced(noise=noise, loader=loader, engine="loop", loss=lambda m, b: loss(m, b) * 2)
+    other = run._replaced(noise=noise, loader=loader, engine="loop", loss=lambda m, b: loss(m, b) * 2)
     assert (other.noise, other.loader, other.engine, other.make_engine) == (noise, loader, "loop", Loop)
     assert (run.noise, run.loader, run.engine, run.make_engine, run.loss) == before
     assert other.model is run.model
@@ -46,7 +46,7 @@ def test_only_what_is_given_is_replaced():
 
 def test_batches_belong_to_the_run_whose_loader_made_them():
     run = make_run()
-    other = run.replaced(loader=copy.copy(run.loader))
+    other = run._replaced(loader=copy.copy(run.loader))
     with pytest.raises(TypeError, match=r"run\.batches"):
         run.privatize(next(iter(other.batches())))
 
@@ -58,7 +58,7 @@ def test_an_engine_may_be_any_function_and_is_in_no_registry():
         made.append(len(data[0]))
         return Loop(model, loss, data)
 
-    for _ in run.replaced(engine=engine):
+    for _ in run._replaced(engine=engine):
         pass
     assert made
     assert list(ENGINES) == names
@@ -73,8 +73,8 @@ def test_a_run_keeps_the_engine_that_it_was_made_with(monkeypatch):
 
 
 def test_rehearsals_of_a_rehearsal_share_its_ledger():
-    first = make_run().replaced()
-    second = first.replaced(noise=Silent(0))
+    first = make_run()._replaced()
+    second = first._replaced(noise=Silent(0))
     for _ in second:
         break
     assert first.steps_done == second.steps_done == 1
