@@ -42,7 +42,7 @@ def clipped_sum(gradients: Engine | Mapping[Tensor, Tensor], geometry: Geometry)
     Args:
         gradients: An engine, or the per-example gradients themselves, `(n, *p.shape)` for each
             parameter `p`.
-        geometry: Centre and scale; the norm runs over all parameters together.
+        geometry: Center and scale; the norm runs over all parameters together.
 
     Returns:
         The sum for each parameter, in whitened coordinates.

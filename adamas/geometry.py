@@ -1,11 +1,11 @@
-r"""The geometry in which gradients are clipped: a centre and a scale.
+r"""The geometry in which gradients are clipped: a center and a scale.
 
 An example's gradient :math:`g` is whitened, clipped to the unit ball and summed:
 
 .. math::
     u = (g - c) / s, \qquad \bar u = u / \max(1, \|u\|_2).
 
-So the sum has L2 sensitivity 1 whatever the centre and the scale are, as long as they do not depend
+So the sum has L2 sensitivity 1 whatever the center and the scale are, as long as they do not depend
 on the data of this step other than through earlier releases. DP-SGD is :math:`c = 0, s = C`.
 """
 
@@ -26,7 +26,7 @@ Value: TypeAlias = Tensor | float
 
 @dataclass(frozen=True)
 class Geometry:
-    """A centre and a scale for each parameter, each one number or one value per coordinate.
+    """A center and a scale for each parameter, each one number or one value per coordinate.
 
     Attributes:
         center: The point that whitening subtracts; a missing parameter, or None, means 0.
@@ -59,11 +59,11 @@ class Geometry:
             self._least_scales[p] = _checked_scale(p, s)
         for p, c in (self.center or {}).items():
             if p not in self.scale:
-                raise ValueError("Expected the centre's parameters to be among the scale's.")
+                raise ValueError("Expected the center's parameters to be among the scale's.")
             if isinstance(c, Tensor) and c.dim() and c.shape != p.shape:
-                raise ValueError(f"Expected a centre of shape {tuple(p.shape)}, got {tuple(c.shape)}.")
+                raise ValueError(f"Expected a center of shape {tuple(p.shape)}, got {tuple(c.shape)}.")
             if not _is_finite(c):
-                raise ValueError("Expected a geometry's centre to be finite.")
+                raise ValueError("Expected a geometry's center to be finite.")
 
     @classmethod
     def ball(cls, params: Iterable[Tensor], radius: float = 1.0) -> "Geometry":
@@ -71,13 +71,13 @@ class Geometry:
         return cls(center=None, scale=dict.fromkeys(params, float(radius)))
 
     def scaled(self, factor: float) -> "Geometry":
-        """Returns the same centre, with the scale multiplied by a number (a clip norm)."""
+        """Returns the same center, with the scale multiplied by a number (a clip norm)."""
         if factor == 1.0:
             return self
         return Geometry(self.center, {p: s * factor for p, s in self.scale.items()})
 
     def center_of(self, p: Tensor) -> Value | None:
-        """Returns the centre of one parameter; None for 0."""
+        """Returns the center of one parameter; None for 0."""
         return None if self.center is None else self.center.get(p)
 
     def center_square(self, p: Tensor) -> float:

@@ -60,9 +60,9 @@ class Noise(Protocol):
         Args:
             flat: The sum, private until now.
             parts: The view of it that belongs to each parameter.
-            geometry: Centre `c` and scale `s`.
+            geometry: Center `c` and scale `s`.
             std: The standard deviation in units of the scale, above 0.
-            share: The factor of the centre that the sum already contains; private.
+            share: The factor of the center that the sum already contains; private.
             key: Numbers that, with the draw counter, belong to this release alone.
         """
 
@@ -147,7 +147,7 @@ class GaussianNoise:
                 else:
                     part.add_(values.view(part.shape), alpha=s * std)
         for p, part in parts.items():
-            add_centre_(part, geometry.center_of(p), share)
+            add_center_(part, geometry.center_of(p), share)
 
     def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Fills a contiguous floating-point tensor with independent normal values of mean 0."""
@@ -232,9 +232,9 @@ def refuse_copy(seed: Seed) -> None:
         )
 
 
-def add_centre_(mean: Tensor, centre: Value | None, share: float) -> Tensor:
-    """Adds the centre for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
-    return mean if centre is None else mean.add_(centre, alpha=1 - share)
+def add_center_(mean: Tensor, center: Value | None, share: float) -> Tensor:
+    """Adds the center for the examples that are missing: c + s (sum w g - (sum w) c)/(s B), in place."""
+    return mean if center is None else mean.add_(center, alpha=1 - share)
 
 
 def _add(out: np.ndarray, key: np.ndarray, std: float | np.ndarray, block: int, far: np.ndarray) -> int:

@@ -20,12 +20,12 @@ from adamas.clip import clip_weights
 from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
-from adamas.noise import Noise, add_centre_
+from adamas.noise import Noise, add_center_
 from adamas.rules.base import Rule
 
-# Examples are summed around 0, and the centre is subtracted from the sum. In float32 this can add to the
-# sensitivity: at most 7e-8 for each example of a batch and each scale of the centre's length, measured with
-# all examples at the centre. The ball is made smaller by more than that.
+# Examples are summed around 0, and the center is subtracted from the sum. In float32 this can add to the
+# sensitivity: at most 7e-8 for each example of a batch and each scale of the center's length, measured with
+# all examples at the center. The ball is made smaller by more than that.
 _ROUNDING = 1e-7
 _LARGEST_SLACK = 0.5
 
@@ -100,7 +100,7 @@ def privatize(
     Args:
         engines: One per micro-batch of one logical batch, none for an empty batch. Each comes with the
             number of its last examples that are padding, and do not count.
-        geometry: Centre and scale; its scale carries the clip norm.
+        geometry: Center and scale; its scale carries the clip norm.
         noise_multiplier: Standard deviation of the noise on the whitened sum, whose sensitivity is 1.
         expected_batch_size: The divisor. It does not depend on the batch.
         noise: The generator.
@@ -116,10 +116,10 @@ def privatize(
 
     Guarantee:
         The whitened sum has L2 sensitivity 1 to adding or removing one example, so this is a Gaussian
-        mechanism with multiplier `noise_multiplier`; around a centre, and with secure noise, the ball is
+        mechanism with multiplier `noise_multiplier`; around a center, and with secure noise, the ball is
         smaller by what rounding may add. Non-finite examples add nothing, and neither do those whose weight
         over the batch size would be no normal float32 number (`clip_weights`); an empty batch gives noise
-        around the centre; a parameter that no example uses gets noise like the others.
+        around the center; a parameter that no example uses gets noise like the others.
     """
     _validate.noise_multiplier(noise_multiplier=noise_multiplier)
     _validate.positive(expected_batch_size=expected_batch_size)
@@ -130,7 +130,7 @@ def privatize(
             "Expected a geometry with a finite scale: noise cannot hide a gradient of unbounded length."
         )
     if absolute and geometry.center:
-        raise ValueError("Expected absolute=False for a geometry with a centre.")
+        raise ValueError("Expected absolute=False for a geometry with a center.")
     radius = 1 - _rounding_slack(geometry, expected_batch_size, exact=noise.exact)
     flats: list[tuple[Tensor, list[Tensor]]] = []
     mean: dict[Tensor, Tensor] = {}
@@ -162,21 +162,21 @@ def privatize(
     std = noise_multiplier / expected_batch_size
 
     def identify() -> bytes:
-        centres = [centre for p in geometry.scale if (centre := geometry.center_of(p)) is not None]
+        centers = [center for p in geometry.scale if (center := geometry.center_of(p)) is not None]
         sums = [flat for flat, _ in flats]
-        identity = noise.identify([std, share, *geometry.scale.values(), *centres, *sums])
+        identity = noise.identify([std, share, *geometry.scale.values(), *centers, *sums])
         if ranks is None or not identity:
             return identity
         return ranks.from_writer(identity)  # only rank 0 holds the sum
 
     key = charge(identify)
     if raw is not None:
-        raw({p: add_centre_(g.clone(), geometry.center_of(p), share) for p, g in mean.items()})
+        raw({p: add_center_(g.clone(), geometry.center_of(p), share) for p, g in mean.items()})
     for number, (flat, members) in enumerate(flats):
         parts = {p: mean[p] for p in members}
         if std == 0:
             for p, part in parts.items():
-                add_centre_(part, geometry.center_of(p), share)
+                add_center_(part, geometry.center_of(p), share)
         elif ranks is None or ranks.is_writer:
             noise.release_(flat, parts, geometry, std, share, (*key, number) if number else key)
         else:
@@ -195,12 +195,12 @@ def privatize(
 
 def _fingerprint(geometry: Geometry) -> str:
     """Computes a digest of the values of the parameters and their geometry."""
-    centre = geometry.center or {}
-    return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, centre.get(p)))
+    center = geometry.center or {}
+    return fingerprint(value for p, s in geometry.scale.items() for value in (p, s, center.get(p)))
 
 
 def _rounding_slack(geometry: Geometry, batch_size: float, *, exact: bool) -> float:
-    """Bounds what rounding in float32 sums adds to the sensitivity: around a centre, or with exact noise."""
+    """Bounds what rounding in float32 sums adds to the sensitivity: around a center, or with exact noise."""
     length = math.sqrt(
         math.fsum(
             geometry.center_square(p)
@@ -213,7 +213,7 @@ def _rounding_slack(geometry: Geometry, batch_size: float, *, exact: bool) -> fl
     slack = _ROUNDING * batch_size * length
     if not slack <= _LARGEST_SLACK:
         raise ValueError(
-            f"Expected a geometry whose centre is at most {_LARGEST_SLACK / _ROUNDING / batch_size:.3g} "
+            f"Expected a geometry whose center is at most {_LARGEST_SLACK / _ROUNDING / batch_size:.3g} "
             f"scales long, got {length:.3g}: float32 sums of {batch_size:g} examples would not keep the "
             "sensitivity. Raise the rule's least scale (h1 of AdaClip and MacAdam), or train in float64."
         )

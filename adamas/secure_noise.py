@@ -113,7 +113,7 @@ class SecureNoise:
     ) -> None:
         """See `Noise.release_`.
 
-        Centre, noise and grid are applied together: a centre that is added later, times a private share,
+        Center, noise and grid are applied together: a center that is added later, times a private share,
         would move the grid. The draw counter alone is the key: a secret seed has no second run.
         """
         scales = [geometry.scale[p] for p in parts]
@@ -140,7 +140,7 @@ class SecureNoise:
             sums: The sum :math:`g`, contiguous; private until now.
             std: The standard deviation :math:`\sigma`, above 0.
             scale: The scale :math:`s`, public.
-            center: The centre :math:`c`, public; None for 0.
+            center: The center :math:`c`, public; None for 0.
             share: The factor :math:`a`, private.
         """
         return self._round(sums, std, scale, center, share, (self._next_draw(),))

@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--workloads", default="W1,W2,W3,W3ws,W4,W5")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0, help="for each workload")
-    parser.add_argument("--coordinates", action="store_true", help="a centre and a scale per coordinate")
+    parser.add_argument("--coordinates", action="store_true", help="a center and a scale per coordinate")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -371,7 +371,7 @@ class Adamas(AdamasStep):
 
 @method
 class AdamasCoordinates(AdamasStep):
-    name, note = "adamas_coord", "engine bookkeeping, a random centre and scale per coordinate"
+    name, note = "adamas_coord", "engine bookkeeping, a random center and scale per coordinate"
 
     def wrap(self):
         import torch

@@ -16,7 +16,7 @@ LABELS = {
     "plain_fused": "non-private, fused Adam",
     "floor": "floor",
     "adamas": "**adamas**",
-    "adamas_coord": "**adamas, centre and scale per coordinate**",
+    "adamas_coord": "**adamas, center and scale per coordinate**",
     "opacus_hooks": "Opacus 1.6, hooks",
     "opacus_ghost": "Opacus 1.6, ghost clipping",
     "vmap": "torch.func.vmap",

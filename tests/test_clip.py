@@ -118,12 +118,12 @@ def test_gradients_in_hand_of_the_wrong_shape_are_refused():
 
 # --- sensitivity --------------------------------------------------------------------------------------
 
-ROWS = ["normal", "normal", "long", "huge", "zero", "at the centre", "nan", "inf", "-inf", "one inf"]
+ROWS = ["normal", "normal", "long", "huge", "zero", "at the center", "nan", "inf", "-inf", "one inf"]
 
 
 @st.composite
 def gradients_and_geometry(draw: Any, dtype: torch.dtype) -> tuple[dict[Tensor, Tensor], Geometry]:
-    """Examples of all kinds, in a geometry with a centre and a scale for each coordinate or tensor."""
+    """Examples of all kinds, in a geometry with a center and a scale for each coordinate or tensor."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     n = draw(st.integers(1, 6))
     kinds = draw(st.lists(st.sampled_from(ROWS), min_size=n, max_size=n))
@@ -139,7 +139,7 @@ def gradients_and_geometry(draw: Any, dtype: torch.dtype) -> tuple[dict[Tensor, 
                 rows[i] *= 1e30
             elif kind == "zero":
                 rows[i] = 0
-            elif kind == "at the centre":
+            elif kind == "at the center":
                 rows[i] = c
             elif kind != "normal" and rows[i].numel():
                 flat = rows[i].view(-1)
@@ -270,14 +270,14 @@ def test_unwhiten_inverts_whiten(seed, many):
         torch.testing.assert_close(geometry.unwhiten(x, geometry.whiten(x, g)), g, rtol=1e-12, atol=1e-12)
 
 
-def test_whiten_subtracts_the_centre_and_divides_by_the_scale():
+def test_whiten_subtracts_the_center_and_divides_by_the_scale():
     p = parameter(2)
     geometry = Geometry({p: torch.tensor([1.0, 2.0])}, {p: torch.tensor([0.5, 4.0])})
     assert geometry.whiten(p, torch.tensor([[2.0, 0.0]])).tolist() == [[2.0, -0.5]]
     assert geometry.unwhiten(p, torch.tensor([2.0, -0.5])).tolist() == [2.0, 0.0]
 
 
-def test_ball_has_one_radius_and_no_centre():
+def test_ball_has_one_radius_and_no_center():
     p, q = parameter(2), parameter()
     geometry = Geometry.ball(iter([p, q]), radius=3.0)
     assert geometry.scale == {p: 3.0, q: 3.0}
@@ -285,7 +285,7 @@ def test_ball_has_one_radius_and_no_centre():
     assert geometry.whiten(p, torch.tensor([3.0, 6.0])).tolist() == [1.0, 2.0]
 
 
-def test_scaled_multiplies_the_scale_and_keeps_the_centre():
+def test_scaled_multiplies_the_scale_and_keeps_the_center():
     p, q = parameter(2), parameter()
     geometry = Geometry({p: 1.0}, {p: torch.tensor([1.0, 2.0]), q: 3.0}).scaled(10.0)
     assert geometry.scale[p].tolist() == [10.0, 20.0]
@@ -321,13 +321,13 @@ def test_shapes_that_do_not_fit_are_refused():
     p = parameter(2, 3)
     with pytest.raises(ValueError, match="scale of shape"):
         Geometry(None, {p: torch.ones(3)})
-    with pytest.raises(ValueError, match="centre of shape"):
+    with pytest.raises(ValueError, match="center of shape"):
         Geometry({p: torch.zeros(3)}, {p: 1.0})
 
 
-def test_a_centre_without_a_scale_is_refused():
+def test_a_center_without_a_scale_is_refused():
     p, q = parameter(2), parameter(2)
-    with pytest.raises(ValueError, match="centre"):
+    with pytest.raises(ValueError, match="center"):
         Geometry({q: 0.0}, {p: 1.0})
 
 
@@ -393,7 +393,7 @@ def test_noise_variance_is_that_of_the_noise_for_each_coordinate():
     assert bool((drawn.mean(0).abs() < 5 * (made.noise_variance[p] / 4000).sqrt()).all())
 
 
-def test_missing_examples_count_as_examples_at_the_centre():
+def test_missing_examples_count_as_examples_at_the_center():
     p = parameter(2)
     center, scale = torch.tensor([1.0, -2.0]).double(), torch.tensor([2.0, 0.5]).double()
     geometry = Geometry({p: center}, {p: scale})
@@ -401,13 +401,13 @@ def test_missing_examples_count_as_examples_at_the_centre():
     made = release([(Stacked({p: gradients}), 0)], geometry, batch_size=10)
     expected = center + scale * clipped_sum({p: gradients}, geometry)[p] / 10
     torch.testing.assert_close(made.mean[p], expected, rtol=1e-12, atol=1e-12)
-    # The same with the seven missing ones, and the non-finite one, put at the centre.
+    # The same with the seven missing ones, and the non-finite one, put at the center.
     whole = torch.cat([gradients[:2], center.expand(8, 2)])
     same = release([(Stacked({p: whole}), 0)], geometry, batch_size=10)
     torch.testing.assert_close(made.mean[p], same.mean[p], rtol=1e-12, atol=1e-12)
 
 
-def test_an_empty_batch_gives_noise_around_the_centre():
+def test_an_empty_batch_gives_noise_around_the_center():
     p = parameter(4)
     geometry = Geometry({p: 3.0}, {p: 2.0})
     noise = GaussianNoise(0).normal_(torch.empty(4, dtype=torch.float64))
@@ -534,7 +534,7 @@ def test_bfloat16_parameters_are_released_in_float32_and_written_in_their_type()
     torch.testing.assert_close(model.weight.grad, expected.bfloat16())
 
 
-def test_the_scale_and_centre_may_be_of_another_type_than_the_parameter():
+def test_the_scale_and_center_may_be_of_another_type_than_the_parameter():
     p = parameter(3, dtype=torch.float32)
     scale, center = torch.rand(3).double() + 1, torch.randn(3).double()
     gradients = torch.randn(2, 3)
@@ -614,7 +614,7 @@ def test_a_stock_optimizer_does_not_step_on_an_old_gradient_of_a_frozen_paramete
     assert frozen.tolist() == [0.0, 0.0]
 
 
-# --- magnitudes, and centres that are far away ----------------------------------------------------------
+# --- magnitudes, and centers that are far away ----------------------------------------------------------
 
 
 def test_the_magnitudes_of_the_sum_are_released_before_the_noise():
@@ -636,8 +636,8 @@ def test_the_magnitudes_of_the_sum_are_released_before_the_noise():
 
 
 @pytest.mark.parametrize(("length", "n"), [(10.0, 4096), (1000.0, 4096), (15_000.0, 256), (100_000.0, 10)])
-def test_rounding_around_a_far_centre_stays_within_the_ball(length, n):
-    # All examples near the centre, at almost the radius: the worst that float32 sums can meet.
+def test_rounding_around_a_far_center_stays_within_the_ball(length, n):
+    # All examples near the center, at almost the radius: the worst that float32 sums can meet.
     torch.manual_seed(0)
     d = 500
     model = nn.Linear(d, 1, bias=False)
@@ -661,10 +661,10 @@ def test_rounding_around_a_far_centre_stays_within_the_ball(length, n):
         assert float((whole - clipped(examples[torch.arange(n) != gone])).norm()) <= 1
 
 
-def test_a_centre_that_is_too_far_for_float32_is_refused():
+def test_a_center_that_is_too_far_for_float32_is_refused():
     p = parameter(2, dtype=torch.float32)
     far = Geometry({p: 1e9}, {p: 1.0})
-    with pytest.raises(ValueError, match="centre"):
+    with pytest.raises(ValueError, match="center"):
         release([], far)
     double = parameter(2)
     release([], Geometry({double: 1e9}, {double: 1.0}))

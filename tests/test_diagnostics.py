@@ -62,7 +62,7 @@ def test_overall_is_over_all_coordinates_and_groups_keep_their_own_settings():
     assert overall["effective_lr"]["0%"] == min(one["effective_lr"]["0%"], two["effective_lr"]["0%"])
 
 
-def test_a_centre_is_measured_in_the_clipping_of_the_run():
+def test_a_center_is_measured_in_the_clipping_of_the_run():
     p = nn.Parameter(torch.zeros(4, 5, dtype=torch.float64))
     rule = rules.MacAdam([p], h1=1e-3, h2=1.0)
     assert diagnose(rule, {p: "w"})["overall"]["center_norm"] == 0.0
@@ -83,7 +83,7 @@ def test_a_centre_is_measured_in_the_clipping_of_the_run():
     assert layer["effective_lr"] is not None
 
 
-def test_the_clip_norm_of_a_run_divides_the_norm_of_the_centre():
+def test_the_clip_norm_of_a_run_divides_the_norm_of_the_center():
     norms = []
     for clip_norm in (1.0, 0.5):
         run = make_run(lambda ps: rules.MacAdam(ps, h1=1e-3, h2=1.0), clip_norm=clip_norm)

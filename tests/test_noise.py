@@ -148,7 +148,7 @@ def test_the_stated_variance_is_the_empirical_one_at_false_alarm_rate_5e_4(relea
 
 
 @pytest.mark.slow
-def test_releases_scatter_around_the_centre_at_false_alarm_rate_5e_4(releases):
+def test_releases_scatter_around_the_center_at_false_alarm_rate_5e_4(releases):
     """False-alarm rate: ALPHA = 1e-4 for each of 5 coordinates; 5% of a deviation beside it is rejected."""
     values, variance = releases
     standard = values / np.sqrt(variance)

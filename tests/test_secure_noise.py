@@ -406,7 +406,7 @@ def test_a_zero_has_no_sign():
 
 
 @pytest.mark.parametrize("examples", [0, 1, 5])
-def test_the_grid_does_not_move_with_the_data_around_a_centre(examples):
+def test_the_grid_does_not_move_with_the_data_around_a_center(examples):
     generator = torch.Generator().manual_seed(examples)
     p, q = Parameter(torch.zeros(500, dtype=torch.float64)), Parameter(torch.zeros(3, 20))
     scale = {p: torch.rand(500, generator=generator, dtype=torch.float64) + 0.1, q: 0.7}
@@ -415,14 +415,14 @@ def test_the_grid_does_not_move_with_the_data_around_a_centre(examples):
     geometry = Geometry(center, scale)
     release = released(geometry, engines=[(Stacked(gradients), 0)] if examples else [])
     steps = geometry.whiten(p, release.mean[p]).mul_(8.0 * _STEPS / 1.3).detach()
-    # The centre was added to a multiple of the step in float64, at 1e-16 of about a million steps.
+    # The center was added to a multiple of the step in float64, at 1e-16 of about a million steps.
     assert (steps - steps.round()).abs().max() < 1e-6
     wrong = geometry.whiten(p, release.mean[p] + 1e-3 * center[p]).mul_(8.0 * _STEPS / 1.3).detach()
     assert (wrong - wrong.round()).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_little_noise_shows_the_clipped_sum_around_its_centre(dtype):
+def test_little_noise_shows_the_clipped_sum_around_its_center(dtype):
     generator = torch.Generator().manual_seed(0)
     p = Parameter(torch.zeros(4, 5, dtype=dtype))
     geometry = Geometry(
@@ -442,7 +442,7 @@ def test_little_noise_shows_the_clipped_sum_around_its_centre(dtype):
 
 
 def sums_before_noise(gradients, geometry, batch):
-    """The whitened sums that the noise is added to, centre included, in float64."""
+    """The whitened sums that the noise is added to, center included, in float64."""
     found = []
     noise = fixed(0)
 
@@ -458,8 +458,8 @@ def sums_before_noise(gradients, geometry, batch):
 
 
 @pytest.mark.parametrize("kind", ["identical", "random", "cancelling"])
-@pytest.mark.parametrize("centred", [False, True])
-def test_one_example_moves_the_float32_sum_by_at_most_1(kind, centred):
+@pytest.mark.parametrize("centered", [False, True])
+def test_one_example_moves_the_float32_sum_by_at_most_1(kind, centered):
     """All examples on one point are the worst case: the sum grows as long as it can, and rounds the most."""
     generator = torch.Generator().manual_seed(0)
     p = Parameter(torch.zeros(300))
@@ -469,7 +469,7 @@ def test_one_example_moves_the_float32_sum_by_at_most_1(kind, centred):
             rows = rows[:1].expand(n, 300).contiguous()
         elif kind == "cancelling":
             rows[1::2] = -rows[: n - n % 2 : 2][: len(rows[1::2])]
-        geometry = Geometry({p: 0.1 * rows[0]} if centred else None, {p: 1.0})
+        geometry = Geometry({p: 0.1 * rows[0]} if centered else None, {p: 1.0})
         whole = sums_before_noise({p: rows}, geometry, float(n))
         for left_out in (0, n // 2, n - 1):
             rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])

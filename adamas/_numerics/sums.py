@@ -19,7 +19,7 @@ _LEAST_SQUARE = 1e-24
 def squared_norms(rows: Tensor, center: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """Computes the squared L2 norm of each `(rows[i] - center) / scale` in float64, other axes flattened.
 
-    It is fastest where centre and scale have the memory layout of the rows.
+    It is fastest where center and scale have the memory layout of the rows.
 
     Guarantee: the relative error stays below 5e-7 for float32 rows of any length, and a finite row
     has a finite result even where its square overflows float32, and one above 0 where it underflows.

@@ -28,7 +28,7 @@ _LEAST_SHARE = 1 << 20
 def _squares(
     rows: Array, center: Any, scale: Array, out: Array, width: int, pieces: int, start: int, stop: int
 ) -> None:
-    """Adds up the squares of pieces of rows, counted row by row, into `out`. The centre may be None."""
+    """Adds up the squares of pieces of rows, counted row by row, into `out`. The center may be None."""
     lanes = np.empty(_LANES, np.float32)
     for piece in range(start, stop):
         row, first = piece // pieces, (piece % pieces) * _PIECE

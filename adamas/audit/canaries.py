@@ -228,7 +228,7 @@ class _NumberedCollate:
 def _at(
     geometry: Geometry, coordinates: Mapping[Tensor, tuple[Tensor, Tensor]]
 ) -> dict[Tensor, tuple[np.ndarray, np.ndarray]]:
-    """Copies centre and scale at the canaries' coordinates, before the rule changes them."""
+    """Copies center and scale at the canaries' coordinates, before the rule changes them."""
     result = {}
     for p, (_, places) in coordinates.items():
         values = []

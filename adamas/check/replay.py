@@ -34,7 +34,7 @@ class Silent(GaussianNoise):
 
 
 class SilentSecure(SecureNoise):
-    """Secure noise that is 0: the sum is rounded to the grid, around the centre, as a release is."""
+    """Secure noise that is 0: the sum is rounded to the grid, around the center, as a release is."""
 
     def _rounded(self, offset: np.ndarray, place: tuple[int, ...]) -> np.ndarray:
         rounded: np.ndarray = np.rint(offset)

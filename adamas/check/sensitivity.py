@@ -131,10 +131,10 @@ def _sum(run: PrivateRun, indices: Sequence[int], padding: int = 0) -> Tensor:
 def _rounding(run: PrivateRun, examples: int) -> float:
     """Returns the most that rounding adds to a sensitivity of 1, in the model's number types."""
     geometry = run.geometry()
-    centre = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
+    center = math.sqrt(math.fsum(geometry.center_square(p) for p in geometry.center or {}))
     rounded = (1e3 + 4 * examples) * _coarsest(run)
     grid = grid_step(run) * math.sqrt(sum(p.numel() for p in geometry.scale))  # of which half is each sum's
-    return float(min(0.1, rounded) + 1e-7 * run.loader.sampler.batch_size * centre + grid)
+    return float(min(0.1, rounded) + 1e-7 * run.loader.sampler.batch_size * center + grid)
 
 
 def _coarsest(run: PrivateRun) -> float:

@@ -25,8 +25,8 @@ _SHA256 = {
 _COUNTS = {"adult.data": [24_720, 7_841], "adult.test": [12_435, 3_846]}  # up to 50,000 dollars, and above
 
 
-def _scaled(centre: float, scale: float, value: float) -> float:
-    return (value - centre) / scale
+def _scaled(center: float, scale: float, value: float) -> float:
+    return (value - center) / scale
 
 
 def _logarithm(value: float) -> float:

@@ -46,7 +46,7 @@ def diagnose(
 
     Args:
         rule: The optimizer. Without moments, as in SGD, in torch's own optimizers and before the first step,
-            only the centre and the size of the state are known.
+            only the center and the size of the state are known.
         names: The model, or a name for each of the rule's parameters.
         geometry: Where the next step clips. None takes the rule's own, for a clip norm of 1.
 

@@ -24,7 +24,7 @@ from adamas.models import _shapes
 from adamas.models.staged import Staged
 
 _WIDTH = 0.8  # width of the finest wavelet, in pixels
-_FREQUENCY = 3 * math.pi / 4  # its centre frequency, in radians per pixel
+_FREQUENCY = 3 * math.pi / 4  # its center frequency, in radians per pixel
 
 
 class Scattering(nn.Module):
@@ -155,9 +155,9 @@ def _morlet(grid: Sequence[int], scale: int, angle: float, slant: float) -> Tens
 def _averages(size: int, margin: int, spacing: int, width: float) -> Tensor:
     """Returns the matrix that averages points `spacing` pixels apart around every margin-th pixel."""
     period = size + 2 * margin
-    centres = torch.arange(margin, size + margin, margin, dtype=torch.float64)
+    centers = torch.arange(margin, size + margin, margin, dtype=torch.float64)
     points = torch.arange(0, period, spacing, dtype=torch.float64)
-    distance = (centres.unsqueeze(1) - points + period / 2) % period - period / 2
+    distance = (centers.unsqueeze(1) - points + period / 2) % period - period / 2
     return torch.exp(-(distance**2) / (2 * width**2)) * spacing / (math.sqrt(2 * math.pi) * width)
 
 

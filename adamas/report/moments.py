@@ -67,10 +67,10 @@ PANELS = [
     ),
     Panel(
         "center_norm",
-        "Centre of clipping",
-        "centre",
+        "Center of clipping",
+        "center",
         "whitened norm (clip radii)",
-        "0 without a centre. Far above 1 with a signal to noise near 1, the centre is noise and clips all.",
+        "0 without a center. Far above 1 with a signal to noise near 1, the center is noise and clips all.",
         reference=1.0,
     ),
 ]

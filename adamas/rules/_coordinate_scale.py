@@ -42,7 +42,7 @@ class CoordinateScale(Rule):
         self._total = 0.0
 
     def geometry(self) -> Geometry:
-        """Returns centre and scale of the next step, from the releases so far."""
+        """Returns center and scale of the next step, from the releases so far."""
         std_total = self._std_total()
         center: dict[Tensor, Value] = {}
         scale: dict[Tensor, Value] = {}
@@ -58,7 +58,7 @@ class CoordinateScale(Rule):
 
     @abstractmethod
     def _center(self, state: State, group: Options) -> Tensor:
-        """Returns the centre of a parameter that has made a step."""
+        """Returns the center of a parameter that has made a step."""
 
     @abstractmethod
     def _first_std(self, group: Options) -> float:

@@ -34,7 +34,7 @@ class AdaClip(CoordinateScale):
 
     Not the quantile method (Andrew et al., 2021) that Opacus calls AdaClip.
 
-    Privacy: the next step's centre and scale are functions of earlier releases. Needs: an engine with a
+    Privacy: the next step's center and scale are functions of earlier releases. Needs: an engine with a
     scale per coordinate, which all have; two buffers per parameter.
 
     Args:

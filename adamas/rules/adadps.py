@@ -5,7 +5,7 @@ r"""AdaDPS (Li et al., 2022): a preconditioner from public data or side informat
     w_t        &= \Big(\sum_i \mathrm{clip}_C(g_i / A) + N(0, \sigma^2 C^2 I)\Big)\Big/B    \qquad (2) \\
     \theta_t   &= \theta_{t-1} - \eta\, w_t                                                 \qquad (3)
 
-:math:`h` are gradients on public data. The door computes (2), in the geometry that the rule returns: centre
+:math:`h` are gradients on public data. The door computes (2), in the geometry that the rule returns: center
 0, scale A times the clip norm. The release is :math:`A w_t`.
 
 References:

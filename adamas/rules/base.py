@@ -87,7 +87,7 @@ class Rule(torch.optim.Optimizer, ABC):
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def geometry(self) -> Geometry:
-        """Returns centre and scale for clipping in the next step, relative to the clip norm."""
+        """Returns center and scale for clipping in the next step, relative to the clip norm."""
         return Geometry.ball(self.trainable(), 1.0)
 
     def moments(self, p: Tensor) -> Moments | None:

@@ -10,7 +10,7 @@ r"""DP²-RMSProp (Li et al., 2023): delayed preconditioning, in two alternating 
           + N(0, \sigma^2 C_2^2 I)\Big)\Big/B, \quad \theta_t = \theta_{t-1} - \eta_2 w_t   \qquad (3)
 
 and again from the start. (2) squares the mean of s releases, whose noise variance is s times smaller. The
-door clips and noises (3), in the geometry that the rule returns: centre 0, scale
+door clips and noises (3), in the geometry that the rule returns: center 0, scale
 :math:`\sqrt A + \epsilon` times :math:`C_2`; the release is :math:`(\sqrt A + \epsilon)\,w_t`.
 
 References:

@@ -22,7 +22,7 @@ from adamas.rules.base import Options, Params
 class MacAdam(MacAdamFamily):
     r"""Adam that clips around its first moment, at a scale estimated from the spread of its gradients.
 
-    Privacy: the next step's centre and scale are functions of earlier releases. Needs: an engine with a
+    Privacy: the next step's center and scale are functions of earlier releases. Needs: an engine with a
     scale per coordinate, which all have; four buffers per parameter.
 
     Args:
@@ -33,9 +33,9 @@ class MacAdam(MacAdamFamily):
         h1: Lower bound on the variance of a coordinate. The paper uses 1e-9 on MNIST and 5e-5 on CIFAR-10.
         h2: Upper bound. The paper uses 1e-6 and 1.0.
         b0: First scale. None takes 1/d, as published: the first gradient is then almost all noise. In a model
-            with few parameters 1/d is far above the next scale, and the centre starts far out.
+            with few parameters 1/d is far above the next scale, and the center starts far out.
         kappa: "exact" makes the variance estimate unbiased. "paper" is the published factor, which is correct
-            for a fixed centre and too large for a moving one: 2.1 times at the second step, 1.5 times at
+            for a fixed center and too large for a moving one: 2.1 times at the second step, 1.5 times at
             the fifth, 1/beta times in the limit.
         noise_correction: "tracked" subtracts the noise that entered s, step by step. "paper" subtracts the
             noise of the current step, which makes the scale swing between its bounds under strong noise.

@@ -20,7 +20,7 @@ from adamas.rules.base import Options, Params
 class MacAdamBC(MacAdamFamily):
     r"""`MacAdam` with the known noise variance, coordinate by coordinate, subtracted as in `AdamBC`.
 
-    Privacy: the next step's centre and scale are functions of earlier releases. Needs: an engine with a
+    Privacy: the next step's center and scale are functions of earlier releases. Needs: an engine with a
     scale per coordinate, which all have; five buffers per parameter.
 
     Args:

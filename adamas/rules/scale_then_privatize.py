@@ -7,7 +7,7 @@ r"""Scale-then-privatize Adam (Ganesh et al., 2025, after Li et al., 2022): scal
     \theta_t   &= \theta_{t-1} - \eta\,\hat m_t / (\sqrt{\hat v_t} + \gamma)               \qquad (9)
 
 The moments are equations (1) to (6) of `adamas.rules._adam_family`. The door computes (7), in the
-geometry that the rule returns: centre 0, scale :math:`1/s_t` times the clip norm.
+geometry that the rule returns: center 0, scale :math:`1/s_t` times the clip norm.
 
 References:
     Arun Ganesh, Brendan McMahan, Abhradeep Thakurta. "On Design Principles for Private Adaptive Optimizers."

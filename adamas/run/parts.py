@@ -141,7 +141,7 @@ class RunParts(Accounted):
 
         Returns:
             Plain numbers: "step", "private", "overall" and "layers", as `adamas.diagnostics.diagnose`
-            explains them, with the centre measured in the run's clipping; "histograms" as
+            explains them, with the center measured in the run's clipping; "histograms" as
             `adamas.diagnostics.histograms` does.
 
         Example:

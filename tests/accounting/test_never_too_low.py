@@ -55,8 +55,8 @@ def twice_sampled_delta(epsilon, z, rate, *, more):
     """The delta of two sampled releases: that of one of them, over the loss of the other one."""
     z, q = mpmath.mpf(z), mpmath.mpf(rate)
 
-    def density(x, centre):
-        return mpmath.npdf(x, centre, z)
+    def density(x, center):
+        return mpmath.npdf(x, center, z)
 
     def integrand(x):
         mixed = (1 - q) * density(x, 0) + q * density(x, 1)

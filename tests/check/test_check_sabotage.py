@@ -433,7 +433,7 @@ def neighbours_in_the_batch(model, batch):
     return loss(model, (x + (x.roll(1, 0) if len(x) > 30 else 0 * x), y))
 
 
-class Centred(torch.autograd.Function):
+class Centered(torch.autograd.Function):
     """Mixes examples on the way back only."""
 
     @staticmethod
@@ -447,7 +447,7 @@ class Centred(torch.autograd.Function):
 
 def backward_function(model, batch):
     x, y = batch
-    hidden = Centred.apply(torch.tanh(model.first(x)))
+    hidden = Centered.apply(torch.tanh(model.first(x)))
     return F.cross_entropy(model.last(hidden), y, reduction="none")
 
 
@@ -564,7 +564,7 @@ def mixed_up(examples):
     return x.lerp(x[torch.randperm(len(x))], 0.3), y
 
 
-def centred(examples):
+def centered(examples):
     x, y = default_collate(examples)
     return x - x.mean(0), y
 
@@ -574,7 +574,7 @@ def sorted_rows(examples):
 
 
 def of_large_batches(examples):
-    return centred(examples) if len(examples) > 20 else default_collate(examples)
+    return centered(examples) if len(examples) > 20 else default_collate(examples)
 
 
 def padded_by_others(examples):
@@ -596,7 +596,7 @@ COLLATED = {
     "every other example twice": (repeated, ROWS),
     "mixup": (mixed_up, ROWS),
     "mixup with other random values": (unseeded, ROWS),
-    "the batch's mean subtracted": (centred, ROWS),
+    "the batch's mean subtracted": (centered, ROWS),
     "the same, from 21 examples on": (of_large_batches, ROWS),
     "sorted rows": (sorted_rows, ROWS),
     "padding made of another example": (padded_by_others, ROWS),

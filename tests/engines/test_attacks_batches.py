@@ -68,7 +68,7 @@ def neighbours(examples: list[Any]) -> Any:
     return 0.5 * x + 0.5 * x.roll(1, 0), y
 
 
-def centred(examples: list[Any]) -> Any:
+def centered(examples: list[Any]) -> Any:
     x, y = stacked(examples)
     return x - x.mean(0), y
 
@@ -189,7 +189,7 @@ def by_level(model: nn.Module, batch: Any) -> Tensor:
 for _name, _collate, _weight, _rest in (
     ("random-flip", flipped, 0.01, {}),
     ("random-neighbours", neighbours, 3.0, {}),
-    ("centred", centred, 1.0, {}),
+    ("centered", centered, 1.0, {}),
     ("many", many, 1e-3, {"dataset": lambda: items(300), "who": 299}),
     ("rare", rare, 1e-3, {"dataset": lambda: items(300, at=298), "who": 298}),
     ("random-and-rare", random_and_rare, 1e-3, {"dataset": lambda: items(300, at=298), "who": 298}),

@@ -162,7 +162,7 @@ attack(
 )
 for _rule in ("AdaClip", "MacAdam"):
     attack(
-        f"centre-{_rule}",
+        f"center-{_rule}",
         lambda: nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2)),
         ce(5.0),
         gaussian(64),

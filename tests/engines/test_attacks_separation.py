@@ -392,21 +392,23 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "temperature": lambda m, x: m.layer(x) * x.std(0).mean(),
     "mixup": lambda m, x: m.layer(0.5 * x + 0.5 * x.flip(0)),
     "permuted": lambda m, x: m.layer(x + x[torch.randperm(x.shape[0])]),
-    "centred": lambda m, x: m.layer(x - x.mean(0)),
+    "centered": lambda m, x: m.layer(x - x.mean(0)),
     "batch-norm": lambda m, x: m.layer(F.batch_norm(x, None, None, training=True)),
     "cumulated": lambda m, x: m.layer(x.cumsum(0)),
     "rolled": lambda m, x: m.layer(x.roll(1, 0)),
     "attention": lambda m, x: m.layer(F.scaled_dot_product_attention(x, x, x)),
     "product": lambda m, x: m.layer((x @ x.t()).softmax(1) @ x),
     "einsum": lambda m, x: m.layer(torch.einsum("id,jd->id", x, x)),
-    "centred-data": lambda m, x: m.layer(x - x.data.mean(0)),
-    "centred-in-place": lambda m, x: m.layer(x.clone().sub_(x.mean(0))),
+    "centered-data": lambda m, x: m.layer(x - x.data.mean(0)),
+    "centered-in-place": lambda m, x: m.layer(x.clone().sub_(x.mean(0))),
     "written-out": lambda m, x: m.layer(torch.sub(x, x.mean(0), out=torch.empty(x.shape))),
-    "centred-checkpointed": lambda m, x: checkpoint(lambda z: m.layer(z - z.mean(0)), x, use_reentrant=False),
-    "centred-reentrant": lambda m, x: checkpoint(
+    "centered-checkpointed": lambda m, x: checkpoint(
+        lambda z: m.layer(z - z.mean(0)), x, use_reentrant=False
+    ),
+    "centered-reentrant": lambda m, x: checkpoint(
         lambda z: m.layer(z - z.mean(0)), x.requires_grad_(), use_reentrant=True
     ),
-    "centred-autocast": lambda m, x: in_bfloat16(m.layer, x),
+    "centered-autocast": lambda m, x: in_bfloat16(m.layer, x),
     "complex": lambda m, x: m.layer(torch.fft.ifft(torch.fft.fft(x, dim=0)).real),
     "reshaped": lambda m, x: m.layer(x.t().reshape(x.shape)),
     "written-once": lambda m, x: m.layer(x + torch.zeros(D).copy_(x.mean(0))),

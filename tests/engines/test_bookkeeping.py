@@ -345,7 +345,7 @@ def test_a_backward_within_the_loss_is_exact_or_refused(inner, enabled, n):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["ball", "per coordinate", "centre"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["ball", "per coordinate", "center"])
 def test_norms_of_float32_are_those_of_float64(kind, which):
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -374,7 +374,7 @@ def test_norms_of_float32_are_those_of_float64(kind, which):
 
 @pytest.mark.parametrize("kind", ["linear", "gram", "conv", "pixel gram", "embedding"])
 @pytest.mark.parametrize("full", [True, False], ids=["per coordinate", "scalar"])
-def test_near_the_centre_the_norm_of_float32_is_that_of_what_is_summed(kind, full):
+def test_near_the_center_the_norm_of_float32_is_that_of_what_is_summed(kind, full):
     torch.manual_seed(0)
     x = torch.randn(3, 20, 150)
     if kind == "linear":

@@ -277,7 +277,7 @@ assert 4 * sum(n for _, n in FORMS.values()) > 10_000
 def cases(name: str) -> Iterator[tuple[list[Record], nn.Parameter, Geometry, Tensor, Tensor]]:
     """Yields records, their weight, a geometry, the true whitened gradients, and their float64 rounding."""
     make, n = FORMS[name]
-    for seed, (full, centred) in enumerate([(False, False), (False, True), (True, False), (True, True)]):
+    for seed, (full, centered) in enumerate([(False, False), (False, True), (True, False), (True, True)]):
         generator = torch.Generator().manual_seed(100 + seed)
         records, gradients = make(generator, n)
         records = records if isinstance(records, list) else [records]
@@ -285,7 +285,7 @@ def cases(name: str) -> Iterator[tuple[list[Record], nn.Parameter, Geometry, Ten
         p = nn.Parameter(torch.zeros(shape))
         s = 10 ** (torch.rand(shape, generator=generator) - 0.5) if full else 0.7
         near = gradients[0] + gradients[0].norm() * torch.randn(shape, generator=generator).double() / 30
-        c = near.float() if centred else None
+        c = near.float() if centered else None
         whitened = (gradients if c is None else gradients - c.double()) / s
         yield records, p, Geometry(None if c is None else {p: c}, {p: s}), whitened, rounding(records, s)
 
@@ -312,7 +312,7 @@ def test_no_norm_is_below_the_true_one(name: str) -> None:
 def summed(
     records: list[Record], p: nn.Parameter, geometry: Geometry, weights: Tensor
 ) -> tuple[Tensor, float]:
-    """Returns the whitened sum with these weights, and a bound on rounding when a centre is subtracted."""
+    """Returns the whitened sum with these weights, and a bound on rounding when a center is subtracted."""
     out = torch.empty(p.shape)
     add_weighted_sum(records, weights, out, fresh=True)
     c, s = geometry.center_of(p), geometry.scale[p]

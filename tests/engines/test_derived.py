@@ -49,7 +49,7 @@ def double() -> None:
 # --- weights as functions of parameters ---------------------------------------------------------------
 
 
-def centred(w: Tensor) -> Tensor:
+def centered(w: Tensor) -> Tensor:
     return w - w.mean(axes(w), keepdim=True)
 
 
@@ -75,7 +75,7 @@ ROW_MAPS: dict[str, Map] = {
     "standardised, root": over_root,
     "rows of length 1": unit_rows,
     "times 2": lambda w: w * 2,
-    "centred": centred,
+    "centered": centered,
 }
 
 
@@ -89,7 +89,7 @@ OTHERS: dict[str, Map] = {
     "softmax of the row": lambda w: w.flatten(1).softmax(1).view_as(w),
     "columns of length 1": lambda w: F.normalize(w, dim=0),
     "mask": masked,
-    "columns centred": lambda w: w - w.mean(0),
+    "columns centered": lambda w: w - w.mean(0),
     "rows reversed": lambda w: w.flip(0),
     "by the largest singular value": lambda w: w / torch.linalg.matrix_norm(w.flatten(1), 2),
     "whole matrix standardised": lambda w: (w - w.mean()) / w.std(),
@@ -102,9 +102,9 @@ COUPLED: dict[str, Map] = {
     "matrix of length 1": lambda w: w / w.norm(),
     "by the longest row": lambda w: w / w.flatten(1).norm(dim=1).max(),
     "by the mean length of a row": lambda w: w / w.flatten(1).norm(dim=1).mean(),
-    "centred rows, matrix of length 1": lambda w: centred(w) / centred(w).norm(),
-    "centred rows, times the mean": lambda w: centred(w) * w.mean(),
-    "centred rows, times the row's mean": lambda w: centred(w) * w.mean(axes(w), keepdim=True),
+    "centered rows, matrix of length 1": lambda w: centered(w) / centered(w).norm(),
+    "centered rows, times the mean": lambda w: centered(w) * w.mean(),
+    "centered rows, times the row's mean": lambda w: centered(w) * w.mean(axes(w), keepdim=True),
     "length 1, times the length of the first row": lambda w: unit_rows(w) * w[0].norm(),
 }
 """Directions mix, of one row or of all: one vector's image does not show it, as it is `RowMap`'s for it."""
@@ -299,8 +299,8 @@ def test_another_jacobian_is_exact(name: str, layer: str, calls: Calls) -> None:
     assert calls.general > 0
 
 
-# One number has no deviation, and one centred number no length: 0 / 0.
-UNDEFINED = {"standardised, clamped", "standardised, deviation + eps", "centred rows, matrix of length 1"}
+# One number has no deviation, and one centered number no length: 0 / 0.
+UNDEFINED = {"standardised, clamped", "standardised, deviation + eps", "centered rows, matrix of length 1"}
 
 
 @pytest.mark.parametrize(
@@ -358,9 +358,9 @@ def asked(model: nn.Module) -> dict[str, Geometry]:
     return {
         "ball": flat,
         "another ball": ball(model, 3.0),
-        "centre and scale per coordinate": coordinates,
+        "center and scale per coordinate": coordinates,
         "scale per coordinate": Geometry(None, coordinates.scale),
-        "centre and number": numbers,
+        "center and number": numbers,
         "number for each": Geometry(None, numbers.scale),
     }
 

@@ -241,7 +241,7 @@ def cases(draw: Any, kind: Callable[..., tuple[nn.Module, Tensor]]) -> Case:
 
 @st.composite
 def geometries(draw: Any, params: list[Tensor]) -> Geometry:
-    """A flat ball, or any mixture of numbers and values per coordinate, with or without a centre."""
+    """A flat ball, or any mixture of numbers and values per coordinate, with or without a center."""
     if draw(st.booleans()):
         return Geometry.ball(params, draw(st.sampled_from([0.1, 1.0, 30.0, float("inf")])))
     scale: dict[Tensor, Tensor | float] = {}

@@ -365,13 +365,13 @@ def kept_from_before(m: Any, x: Tensor) -> Tensor:
     return m.second(h if last is None or last[0].shape != h.shape else h + last[0])
 
 
-def centred(x: Tensor) -> Tensor:
+def centered(x: Tensor) -> Tensor:
     return x - x.mean(0)
 
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    scripted = torch.jit.script(centred)
+    scripted = torch.jit.script(centered)
 
 
 UNSEEN: dict[str, Forward] = {

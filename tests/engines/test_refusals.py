@@ -524,7 +524,7 @@ def repeated(examples):
     return stacked(examples[:1] * len(examples))
 
 
-def centred(examples):
+def centered(examples):
     x, y = stacked(examples)
     return (x - x.mean(0) if len(x) > 1 else x), y
 
@@ -563,7 +563,7 @@ def words_loss(model, batch):
     return F.cross_entropy(model(words), batch["y"], reduction="none")
 
 
-@pytest.mark.parametrize("collate", [mixup, sometimes_mixup, repeated, centred, numbered])
+@pytest.mark.parametrize("collate", [mixup, sometimes_mixup, repeated, centered, numbered])
 @pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 4}, {"engine": "loop"}])
 def test_a_collate_fn_that_mixes_examples_is_refused(collate, changes):
     model = nn.Linear(5, 2)

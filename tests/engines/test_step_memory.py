@@ -430,10 +430,10 @@ def test_micro_batches_release_the_same(
     assert relative(release([], asked).mean, whole.mean) > 1e-3
 
 
-@pytest.mark.parametrize("geometry", [*GEOMETRIES, "centre"])
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, "center"])
 @pytest.mark.parametrize("with_engine", [False, True], ids=["no engine", "an engine of no examples"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_an_empty_batch_releases_noise_around_the_centre(
+def test_an_empty_batch_releases_noise_around_the_center(
     geometry: str, with_engine: bool, dtype: torch.dtype
 ) -> None:
     torch.set_default_dtype(dtype)

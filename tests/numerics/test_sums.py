@@ -36,10 +36,10 @@ def values(width: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("centred", [False, True], ids=["scale", "centre and scale"])
-def test_whitened_norms_are_those_of_float64(kernel, width, centred):
+@pytest.mark.parametrize("centered", [False, True], ids=["scale", "center and scale"])
+def test_whitened_norms_are_those_of_float64(kernel, width, centered):
     rows, center, scale = values(width)
-    center = center if centred else None
+    center = center if centered else None
     close(squared_norms(rows, center, scale), whitened(rows, center, scale), 5e-7)
 
 
@@ -85,7 +85,7 @@ def test_squares_beyond_float32_are_right(kernel):
     assert squares[2].isnan()
 
 
-def test_a_row_at_the_centre_has_norm_0(kernel):
+def test_a_row_at_the_center_has_norm_0(kernel):
     _, center, scale = values(300)
     squares = squared_norms(torch.stack([center, center + scale]), center, scale)
     assert float(squares[0]) == 0

@@ -19,7 +19,7 @@ def adadps(
     eps: float = 1e-5,
     mu: float = 0.0,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, A gtil_t, the centre 0, the scale C A_t) for t = 1, ..., T.
+    """(theta_t, A gtil_t, the center 0, the scale C A_t) for t = 1, ..., T.
 
     `examples[t - 1]` is (n_t, d), and n_t may be 0. A is `side_information`, or follows the mean public
     gradients: `public[t]` is seen just before step t. The papers' gtil stays scaled by 1/A; the release is

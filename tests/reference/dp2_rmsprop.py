@@ -19,7 +19,7 @@ def dp2_rmsprop(
     rho: float = 0.9,
     eps: float = 1e-5,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, the release, the centre 0, the scale) for t = 1, ..., T.
+    """(theta_t, the release, the center 0, the scale) for t = 1, ..., T.
 
     `examples[t - 1]` is (n_t, d), and n_t may be 0. In the second phase the papers' gtil stays scaled; the
     release is the same in the units of a gradient. `lr` is the first phase's rate of each step, and moves

@@ -1,7 +1,7 @@
 """DP-MacAdam and DP-MacAdam-BC (Tasnim et al., 2026) in NumPy, with the line numbers of Algorithm 1.
 
 Two lines exist in two forms. Line 20 divides by kappa_t: the printed factor is derived as if every u_k
-were centred at the last mean, `exact_kappa` is the factor for u_k centred at its own. Line 21 subtracts
+were centered at the last mean, `exact_kappa` is the factor for u_k centered at its own. Line 21 subtracts
 the variance of the noise: the printed line takes the noise of this step, "tracked" the share that the
 noise of each earlier step has in s_t. The printed Phi of the BC update is that of noise with scale 1;
 "exact" averages the variances that the releases really had.
@@ -49,7 +49,7 @@ def macadam(
     phi: str = "exact",
     floor: float | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, gtil_t, the centre mhat_{t-1}, the scale b_{t-1}) for t = 1, ..., T.
+    """(theta_t, gtil_t, the center mhat_{t-1}, the scale b_{t-1}) for t = 1, ..., T.
 
     `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` makes the update that of DP-MacAdam-BC,
     equation (8), with `phi`; its floor is a number, or None for the bound of Proposition 3 of DP-AdamBC at
@@ -66,7 +66,7 @@ def macadam(
         z = sigma / batch_size * noise  # 11
         wtil = wbar.sum(axis=0) / batch_size + z  # 12
         gtil = b * wtil + mhat  # 13
-        centre, scale, variance = mhat, b, b**2 * sigma**2 / batch_size**2
+        center, scale, variance = mhat, b, b**2 * sigma**2 / batch_size**2
         m = beta1 * m + (1 - beta1) * gtil  # 14
         v = beta2 * v + (1 - beta2) * gtil**2  # 15
         mhat, vhat = m / (1 - beta1**t), v / (1 - beta2**t)  # 16
@@ -78,7 +78,7 @@ def macadam(
             theta = theta - eta * mhat / np.sqrt(np.maximum(vhat - subtracted, least))  # (8)
         else:
             theta = theta - eta * mhat / (np.sqrt(vhat) + gamma)  # 17
-        steps.append((theta, gtil, centre, scale))
+        steps.append((theta, gtil, center, scale))
         u = (gtil - mhat) * (gtil - mhat)  # 18, about the NEW mean
         s = beta1 * s + (1 - beta1) * u  # 19
         noise_in_s = beta1 * noise_in_s + (1 - beta1) * exact_e(t, beta1) * variance

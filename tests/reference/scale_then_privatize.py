@@ -26,7 +26,7 @@ def scale_then_privatize(
     corrected: bool = False,
     floor: float | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, gtil_t, the centre 0, the scale C / s_t) for t = 1, ..., T.
+    """(theta_t, gtil_t, the center 0, the scale C / s_t) for t = 1, ..., T.
 
     `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` subtracts from vhat the averaged variance
     of the noise, down to `floor`: a number, or None for the bound of Proposition 3 of DP-AdamBC at 5%.

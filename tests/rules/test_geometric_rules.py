@@ -67,7 +67,7 @@ class Setup:
         return getattr(rules, self.rule)(given, lr=lr, **options)
 
     def run(self, problem: "Problem", sigma: float) -> list[tuple[np.ndarray, ...]]:
-        """theta_t, release, centre and scale of each step."""
+        """theta_t, release, center and scale of each step."""
         return self.reference(
             problem.theta, problem.examples, problem.xi, RATES, sigma=sigma, batch_size=BATCH, **self.expected
         )
@@ -227,7 +227,7 @@ def flat(params: Sequence[Tensor], values: Mapping[Tensor, Any] | None) -> np.nd
 
 
 def frame(rule: Rule, params: Sequence[Tensor], clip_norm: float) -> tuple[np.ndarray, np.ndarray]:
-    """The centre and the scale of the next step, flat."""
+    """The center and the scale of the next step, flat."""
     geometry = rule.geometry().scaled(clip_norm)
     return flat(params, geometry.center), flat(params, geometry.scale)
 
@@ -257,7 +257,7 @@ def release_of(
 def advance(
     setup: Setup, rule: Rule, params: Sequence[Tensor], given: Problem, t: int, sigma: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Step t, counted from 0: theta, release, centre and scale of it."""
+    """Step t, counted from 0: theta, release, center and scale of it."""
     rule_lr(rule, RATES[t])
     if t + 1 in setup.public:
         rule.observe(dict(zip(params, tensors(setup.public[t + 1]), strict=True)))
@@ -286,7 +286,7 @@ def follow(setup: Setup, given: Problem, sigma: float, groups: bool = False) -> 
     rule = setup.make(params, groups=groups)
     for t in range(STEPS):
         actual = advance(setup, rule, params, given, t, sigma)
-        for name, a, b in zip(("theta", "release", "centre", "scale"), actual, expected[t], strict=True):
+        for name, a, b in zip(("theta", "release", "center", "scale"), actual, expected[t], strict=True):
             assert_near(a, b, f"{name} of step {t + 1}")
 
 
@@ -395,7 +395,7 @@ def test_a_resumed_rule_is_bit_equal(setup, stop):
     for t in range(stop, STEPS):
         ours = advance(setup, rule, params, given, t, 0.4)
         theirs = advance(setup, resumed, twins, given, t, 0.4)
-        for name, a, b in zip(("theta", "release", "centre", "scale"), ours, theirs, strict=True):
+        for name, a, b in zip(("theta", "release", "center", "scale"), ours, theirs, strict=True):
             assert np.array_equal(a, b), f"{name} of step {t + 1}"
 
 

@@ -38,7 +38,7 @@ def assert_same_outcome(two, one):
     assert isinstance(second, dict), two
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name], err_msg=name)
-    for name in ("parameters", "releases", "variances", "scale", "centre"):
+    for name in ("parameters", "releases", "variances", "scale", "center"):
         np.testing.assert_allclose(first[name], one[name], rtol=1e-9, atol=1e-11, err_msg=name)
     for name in ("epsilon", "ledger", "draws", "steps_done"):
         assert first[name] == one[name], name

@@ -447,8 +447,8 @@ def test_a_scheduler_and_an_average_of_the_weights_follow_the_steps():
 
 
 def test_a_rule_shapes_the_clipping_of_the_next_step():
-    class Centred(rules.Rule):
-        """A rule with feedback: the last release is the centre, and the scale is 2."""
+    class Centered(rules.Rule):
+        """A rule with feedback: the last release is the center, and the scale is 2."""
 
         def __init__(self, params):
             super().__init__(params, {"lr": 0.1})
@@ -462,7 +462,7 @@ def test_a_rule_shapes_the_clipping_of_the_next_step():
             p.add_(gradient, alpha=-group["lr"])
 
     model = make_model()
-    rule = Centred(model.parameters())
+    rule = Centered(model.parameters())
     run = make_run(model, rule, clip_norm=0.5, noise_multiplier=3.0)
     releases = [step.release for step in run]
     for variance in releases[-1].noise_variance.values():
@@ -637,7 +637,7 @@ def test_batch_norm_is_refused_in_training_and_accepted_in_evaluation():
         finish(run)
 
 
-class CentredOverTheBatch(nn.Module):
+class CenteredOverTheBatch(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(5, 2)
@@ -659,7 +659,7 @@ class ScaledByTheBatch(nn.Module):
 
 
 def test_statistics_over_the_batch_are_refused():
-    refuse(CentredOverTheBatch(), "mixes the examples")
+    refuse(CenteredOverTheBatch(), "mixes the examples")
     refuse(ScaledByTheBatch(lambda x: x.mean(0).abs()), "mixes the examples")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the deviation of one example is NaN

@@ -149,7 +149,7 @@ def outcome(run):
         "releases": np.concatenate([r for r, _ in releases]),
         "variances": np.concatenate([v for _, v in releases]),
         "scale": values(geometry.scale),
-        "centre": values(geometry.center or {0: 0.0}),
+        "center": values(geometry.center or {0: 0.0}),
         "epsilon": run.epsilon(),
         "ledger": repr(run.ledger.entries),
         "draws": state["noise"]["draws"],

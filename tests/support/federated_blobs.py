@@ -45,5 +45,5 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def _points(seed: int, count: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
-    centres = torch.eye(3, 4)[labels] * 2
-    return TensorDataset(centres + torch.randn(count, 4, generator=generator), labels)
+    centers = torch.eye(3, 4)[labels] * 2
+    return TensorDataset(centers + torch.randn(count, 4, generator=generator), labels)

@@ -492,8 +492,8 @@ def vmapped_data(model, x, y):
 def jit(model, x, y):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        centred = torch.jit.trace(lambda x: x - x.mean(), torch.zeros(3, 4))
-    return model(centred(x)).sum(1)
+        centered = torch.jit.trace(lambda x: x - x.mean(), torch.zeros(3, 4))
+    return model(centered(x)).sum(1)
 
 
 @attack

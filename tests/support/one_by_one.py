@@ -77,7 +77,7 @@ def ball(model: nn.Module, radius: float = 1.0) -> Geometry:
 
 
 def geometries(model: nn.Module, seed: int = 7) -> list[Geometry]:
-    """A flat ball; a centre with a scale per coordinate; a centre with one scale for each parameter."""
+    """A flat ball; a center with a scale per coordinate; a center with one scale for each parameter."""
     draw = torch.Generator().manual_seed(seed)
     params = list(trainable_parameters(model).values())
 

@@ -93,10 +93,10 @@ class Squares(NamedTuple):
         )
 
     def around(self, products: Tensor, constant: float, of_products: float, s: float) -> "Squares":
-        """Returns the squares of the differences to a centre, by expansion.
+        """Returns the squares of the differences to a center, by expansion.
 
         Args:
-            products: Inner products with the centre.
+            products: Inner products with the center.
             constant: `|c/s|^2`.
             of_products: The rounding error of such a product, in units of the lengths.
             s: The scale, by which the squares have been divided and the products have not.

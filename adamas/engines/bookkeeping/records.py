@@ -114,9 +114,9 @@ class Record(ABC):
         """Computes `|(G_i - c)/s|^2` for a scale per coordinate, or None if materializing is as good.
 
         Args:
-            c: The centre.
+            c: The center.
             s: The scale.
-            constant: `|c/s|^2`, if there is a centre.
+            constant: `|c/s|^2`, if there is a center.
         """
         return None
 

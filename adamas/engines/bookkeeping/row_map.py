@@ -138,7 +138,7 @@ class _Rows:
         # Of single numbers. The factors are less well known from few of them, and no better than to 1e-12.
         self.of_numbers = max(self.tolerance, 1e-12) * (1 + 16 / self.width)
         # Rows of mean 0 have the mean as a direction of its own.
-        self.centred = bool((self.sums.abs() < self.tolerance * self.width * self.length).all())
+        self.centered = bool((self.sums.abs() < self.tolerance * self.width * self.length).all())
 
 
 class _Vector:
@@ -150,7 +150,7 @@ class _Vector:
         ones = torch.ones_like(rows.length)
         self.rows, self.direction = rows, direction
         self.size = sizes.double().unsqueeze(1)
-        self.mean = (mean.double().unsqueeze(1) if isinstance(mean, Tensor) else mean * ones) * rows.centred
+        self.mean = (mean.double().unsqueeze(1) if isinstance(mean, Tensor) else mean * ones) * rows.centered
         self.own = along.double().unsqueeze(1) if isinstance(along, Tensor) else along * ones
         self.own = self.own * math.sqrt(rows.width) / rows.length
         self.with_row = (rows.values @ direction).double().unsqueeze(1)
@@ -202,10 +202,10 @@ class _Vector:
         with_direction = (g @ self.direction).double().unsqueeze(1)
         beside = self._product(with_direction, sums, with_row) - along * self.along
         size = self.length().square() - self.along.square()
-        if rows.centred:
+        if rows.centered:
             beside, size = beside - sums * self.sum / rows.width, size - self.sum.square() / rows.width
         alpha = beside / size
-        return alpha, (sums / self.sum if rows.centred else alpha), along / self.along
+        return alpha, (sums / self.sum if rows.centered else alpha), along / self.along
 
     def _product(self, with_direction: Tensor, total: Tensor, with_row: Tensor) -> Tensor:
         """Returns the product with another vector, from that vector's products with the parts."""

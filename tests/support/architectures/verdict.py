@@ -59,7 +59,7 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch, n: int) -> Gradients:
 
 
 def judged(architecture: Architecture, n: int = N, engine: str = "bookkeeping") -> Verdict:
-    """Compares an engine with plain autograd: norms in a ball and around a centre, and weighted sums."""
+    """Compares an engine with plain autograd: norms in a ball and around a center, and weighted sums."""
     clock = [time.perf_counter()]
     model, loss, batch = architecture.build(n)
     clock.append(time.perf_counter())
