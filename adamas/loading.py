@@ -5,11 +5,13 @@ the step and the micro-batch. So augmentation is the same in this process, in an
 run.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from adamas import _validate
@@ -18,6 +20,34 @@ from adamas._nests import check_rows, map_tensors
 from adamas._streams import global_randomness
 from adamas.distributed import rank_place
 from adamas.sampling import Draw, Sampler
+
+
+class Rows(Dataset[Any], ABC):
+    """A data set of adamas that loads several examples at once. Each row reads its own example alone."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+
+    @abstractmethod
+    def rows(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Loads the examples at these places, as batch-first tensors."""
+
+    def __getitem__(self, place: int | slice | Tensor) -> tuple[Tensor, ...]:
+        """Loads one example, or several at once as `TensorDataset` does."""
+        if isinstance(place, slice):
+            return self.rows(torch.arange(len(self))[place])
+        if isinstance(place, Tensor) and place.dim():
+            return self.rows(place.nonzero().flatten() if place.dtype == torch.bool else place)
+        number = range(len(self))[int(place)]
+        return tuple(value[0] for value in self.rows(torch.tensor([number])))
+
+
+def _loads_rows(dataset: Dataset[Any]) -> bool:
+    """Tells whether a data set loads several examples at once and keeps them apart: it is not a user's."""
+    if isinstance(dataset, Rows):
+        return type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return type(dataset) is TensorDataset
 
 
 class Batch:
@@ -140,7 +170,7 @@ class Loader:
 
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
-        if type(self.dataset) is TensorDataset and self.collate_fn is None:
+        if _loads_rows(self.dataset) and self.collate_fn is None:
             return list(self.dataset[torch.from_numpy(indices)])  # the same as default_collate, at once
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
@@ -149,7 +179,7 @@ class Loader:
 
         A collate_fn of the user is checked: see `adamas._guards.collate.Apart`.
         """
-        if type(self.dataset) is TensorDataset and self.collate_fn is None:
+        if _loads_rows(self.dataset) and self.collate_fn is None:
             return self.fetch(indices)
         return _Seeded(self.dataset, self._collate()).__getitems__([state, *indices.tolist()])
 

@@ -50,6 +50,8 @@ class Sampler(ABC):
     """Draws the logical batch of each step, and states the event of a release made on it."""
 
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    protects: str | None = None
+    """What the relation changes, in words, if a record is not one example; None otherwise."""
 
     def __init__(self, dataset_size: int, batch_size: int, seed: Seed | int | None = None) -> None:
         _validate.count(dataset_size=dataset_size, batch_size=batch_size)

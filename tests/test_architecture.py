@@ -32,8 +32,9 @@ LAYERS = [
     ["engines", "noise", "sampling", "rules"],
     # Parts that build on those: clipping, loaders, secure noise, and the accounting of what samplers release.
     ["clip", "loading", "secure_noise", "accounting"],
-    # The one place where a gradient becomes private, and diagnostics of what it gave.
-    ["privatize", "diagnostics"],
+    # The one place where a gradient becomes private, diagnostics of what it gave, and nodes of graphs as
+    # examples.
+    ["privatize", "diagnostics", "graphs"],
     # A run joins all of the above: it makes, loops, saves and resumes.
     ["run"],
     # Checks replay a run and judge it.

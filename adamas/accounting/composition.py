@@ -19,6 +19,7 @@ from scipy.special import log_ndtr, ndtr
 from adamas import _validate
 from adamas.accounting import privacy_loss
 from adamas.accounting.events import Entries, joined, sampled_gaussian, single_events
+from adamas.accounting.terms import SampledTermsDpEvent, by_way_of_none
 from adamas.errors import UnsupportedError
 
 # Width of the cells into which the privacy loss is rounded up. A coarse answer is an upper bound, too.
@@ -62,7 +63,7 @@ def composed_epsilon(
     _validate.delta(delta=delta)
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     entries = [(joined(event), count) for event, count in entries]
-    _require_support(ACCOUNTANTS[accountant](relation), entries)
+    _require_support(accountant, relation, entries)
     counts = single_events(entries)
     if counts is None:
         return math.inf
@@ -78,11 +79,31 @@ def composed_epsilon(
 def _by_pld(
     counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation, coarse: bool | None
 ) -> float:
+    if all(isinstance(event, SampledTermsDpEvent) and event.without_terms() for event, _ in counts):
+        return _by_pld_of_terms(counts, delta, relation, coarse)
     if coarse is not False:
         rough = privacy_loss.epsilon(counts, delta, relation, _COARSE)
         if coarse or rough > LARGE:
             return rough
     return privacy_loss.epsilon(counts, delta, relation, _FINE)
+
+
+def _by_pld_of_terms(
+    counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation, coarse: bool | None
+) -> float:
+    """Computes the smaller one of the two bounds in `adamas.accounting.terms`."""
+    halves = [(event.without_terms(), count) for event, count in counts]
+
+    def half(share: float, width: float) -> float:
+        return privacy_loss.epsilon(halves, share, NeighboringRelation.ADD_OR_REMOVE_ONE, width)
+
+    direct = privacy_loss.epsilon(counts, delta, relation, _COARSE)
+    around, share = by_way_of_none(lambda one: half(one, _COARSE), delta, limit=direct)
+    if coarse or (coarse is None and min(direct, around) > LARGE):
+        return min(direct, around)
+    if around == math.inf:
+        return privacy_loss.epsilon(counts, delta, relation, _FINE)
+    return min(around, by_way_of_none(lambda one: half(one, _FINE), delta, start=share)[0])
 
 
 def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRelation) -> float:
@@ -98,6 +119,8 @@ def _by_rdp(counts: privacy_loss.Counts, delta: float, relation: NeighboringRela
 @lru_cache(maxsize=256)
 def _divergences(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> np.ndarray:
     """Computes the Renyi divergence of an event for each of `RDP_ORDERS`."""
+    if isinstance(event, SampledTermsDpEvent):
+        return event.divergences(RDP_ORDERS)
     return np.asarray(_composed(_rdp(relation), [(event, 1)])._rdp, dtype=float)
 
 
@@ -161,6 +184,10 @@ def privacy_profile(
     They are upper bounds, by PLD with cells of about width `interval`. The epsilons end where delta is
     1e-12.
     """
+    if not _pld(relation).supports(joined(event)):  # an event of our own
+        deltas = np.geomspace(0.9, 1e-12, 64)
+        found = [composed_epsilon([(event, 1)], one, "pld", relation, coarse=True) for one in deltas]
+        return np.asarray(found), deltas, composed_epsilon([(event, 1)], delta, "pld", relation, coarse=True)
     width = min(max(interval, _COARSE), 10 * _COARSE)
     composed = _composed(_pld(relation, width), [(joined(event), 1)])
     epsilons = np.linspace(0.0, composed.get_epsilon(1e-12), 128)
@@ -169,22 +196,34 @@ def privacy_profile(
 
 def supports(accountant: str, event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:
     """Tells whether an accountant has a bound for an event."""
-    return bool(ACCOUNTANTS[accountant](relation).supports(joined(event)))
+    stack = [joined(event)]
+    known = ACCOUNTANTS[accountant](relation)
+    while stack:
+        one = stack.pop()
+        if isinstance(one, dp_accounting.SelfComposedDpEvent):
+            stack.append(one.event)
+        elif isinstance(one, dp_accounting.ComposedDpEvent):
+            stack += one.events
+        elif isinstance(one, SampledTermsDpEvent):
+            if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
+                return False  # the number of terms is fixed
+        elif not known.supports(one):
+            return False
+    return True
 
 
 def _composed(accountant: PrivacyAccountant, entries: Entries) -> PrivacyAccountant:
-    _require_support(accountant, entries)
     for event, count in entries:
         with quiet_accountants():
             accountant.compose(event, count)
     return accountant
 
 
-def _require_support(accountant: PrivacyAccountant, entries: Entries) -> None:
+def _require_support(accountant: str, relation: NeighboringRelation, entries: Entries) -> None:
     for event, _ in entries:
-        if not accountant.supports(event):
+        if not supports(accountant, event, relation):
             raise UnsupportedError(
-                f"{type(accountant).__name__} has no bound for {event}. Use accountant='pld', or "
+                f"accountant={accountant!r} has no bound for {event}. Use accountant='pld', or "
                 "sampling='poisson'."
             )
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import dp_accounting
 
 from adamas import _validate
+from adamas.accounting.terms import SampledTermsDpEvent
 from adamas.sampling import joint_noise_multiplier
 
 Entries: TypeAlias = Sequence[tuple[dp_accounting.DpEvent, int]]
@@ -20,7 +21,7 @@ _EVENTS: dict[str, type[dp_accounting.DpEvent]] = {
     cls.__name__: cls
     for cls in vars(dp_accounting.dp_event).values()
     if isinstance(cls, type) and issubclass(cls, dp_accounting.DpEvent)
-}
+} | {SampledTermsDpEvent.__name__: SampledTermsDpEvent}
 
 
 def append(
@@ -130,6 +131,8 @@ def _noise(event: dp_accounting.DpEvent) -> float:
     if isinstance(event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent):
         largest = max(map(abs, event.sensitivities), default=0.0)
         return float(event.standard_deviation / largest) if largest else math.inf
+    if isinstance(event, SampledTermsDpEvent):
+        return event.noise_multiplier / (2 * event.terms)
     gaussians = (dp_accounting.GaussianDpEvent, dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent)
     return float(event.noise_multiplier) if isinstance(event, gaussians) else math.inf
 

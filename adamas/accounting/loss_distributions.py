@@ -1,10 +1,11 @@
 """The privacy loss distribution of a single event, rounded up to cells.
 
-Gaussians come from the connect-the-dots method on `dp_accounting`'s functions, other events from
-`dp_accounting` as they are.
+Gaussians, mixtures of them and `SampledTermsDpEvent` come from the connect-the-dots method on exact deltas,
+other events from `dp_accounting` as they are.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,6 +14,9 @@ import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from scipy.special import log_ndtr, ndtr, ndtri_exp
+
+from adamas.accounting.terms import SampledTermsDpEvent
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,10 @@ def largest_loss(event: dp_accounting.DpEvent, discarded: float) -> float:
         multiplier = inner.noise_multiplier
     elif isinstance(inner, dp_accounting.LaplaceDpEvent):
         return float(1 / inner.noise_multiplier)
+    elif isinstance(inner, SampledTermsDpEvent):
+        multiplier = inner.noise_multiplier / (2 * inner.terms)
+    elif isinstance(inner, dp_event.MixtureOfGaussiansDpEvent):
+        multiplier = inner.standard_deviation / max(map(abs, inner.sensitivities))
     else:
         return 0.0
     return float(0.5 / multiplier**2 + math.sqrt(-2 * discarded) / multiplier)
@@ -62,7 +70,7 @@ def losses_of(
             else [AdjacencyType.REMOVE, AdjacencyType.ADD][: 1 if rate == 1 else 2]
         )
         return tuple(
-            _connected(
+            _of_gaussian(
                 GaussianPrivacyLoss(
                     inner.noise_multiplier,
                     log_mass_truncation_bound=discarded,
@@ -73,24 +81,127 @@ def losses_of(
             )
             for kind in kinds
         )
+    if isinstance(inner, SampledTermsDpEvent):
+        return (_of_terms(inner, width, discarded),)
+    if isinstance(inner, dp_event.MixtureOfGaussiansDpEvent) and min(inner.sensitivities) >= 0:
+        return tuple(_of_mixture(inner, more, width, discarded) for more in (False, True))
     pld = _distribution(inner, rate, relation, width, discarded)
     pmfs = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
     dense = [pmf.to_dense_pmf() for pmf in pmfs]
     return tuple(Losses(np.asarray(one._probs), one._lower_loss, float(one._infinity_mass)) for one in dense)
 
 
-def _connected(mechanism: GaussianPrivacyLoss, width: float) -> Losses:
-    """Discretises by connect-the-dots (Doroshenko et al., 2022, algorithm 1): delta is exact at each cell."""
+def _of_gaussian(mechanism: GaussianPrivacyLoss, width: float) -> Losses:
     bounds = mechanism.connect_dots_bounds()
-    low, high = math.floor(bounds.epsilon_lower / width), math.ceil(bounds.epsilon_upper / width)
+    return _connected(
+        lambda epsilons: _deltas(mechanism, epsilons), bounds.epsilon_lower, bounds.epsilon_upper, width
+    )
+
+
+def _connected(
+    deltas_at: Callable[[np.ndarray], np.ndarray], lowest: float, highest: float, width: float
+) -> Losses:
+    """Discretises by connect-the-dots (Doroshenko et al., 2022, algorithm 1): delta is exact at each cell.
+
+    Args:
+        deltas_at: Computes the deltas at epsilons.
+        lowest: Smaller losses are rounded up to this one.
+        highest: Larger losses are counted as infinite.
+        width: Width of a cell.
+    """
+    low, high = math.floor(lowest / width), math.ceil(highest / width)
     high = max(high, low + 1)
-    deltas = np.minimum.accumulate(_deltas(mechanism, np.arange(low, high + 1) * width))
+    deltas = np.minimum.accumulate(deltas_at(np.arange(low, high + 1) * width))
     falls = np.diff(deltas)
     probabilities = np.empty(len(deltas))
     probabilities[0] = 1 - deltas[0] + falls[0] / math.expm1(width)
     probabilities[1:-1] = (falls[1:] - falls[:-1] * math.exp(width)) / math.expm1(width)
     probabilities[-1] = falls[-1] / math.expm1(-width)
     return Losses(np.maximum(probabilities, 0.0), low, float(deltas[-1]))
+
+
+def _of_terms(event: SampledTermsDpEvent, width: float, discarded: float) -> Losses:
+    """Computes (2) of `adamas.accounting.terms`, the mean of the deltas of Gaussians, for both directions."""
+    shifts, probabilities = event.shifts(), event.probabilities()
+
+    def deltas_at(epsilons: np.ndarray) -> np.ndarray:
+        deltas = probabilities[0] * np.maximum(-np.expm1(epsilons), 0.0)
+        for mu, probability in zip(shifts[1:], probabilities[1:], strict=True):
+            if probability > 0:
+                tail = np.exp(epsilons + log_ndtr(-epsilons / mu - mu / 2))
+                deltas += probability * np.maximum(ndtr(mu / 2 - epsilons / mu) - tail, 0.0)
+        clipped: np.ndarray = deltas.clip(0.0, 1.0)
+        return clipped
+
+    likely = shifts[probabilities > math.exp(max(discarded, -700.0))]
+    highest = likely[-1] ** 2 / 2 - likely[-1] * ndtri_exp(discarded)
+    return _connected(deltas_at, -highest, highest, width)
+
+
+def _of_mixture(
+    event: dp_event.MixtureOfGaussiansDpEvent, more: bool, width: float, discarded: float
+) -> Losses:
+    r"""Computes the loss between a mixture of Gaussians at :math:`c_i \ge 0` and the one at 0.
+
+    The likelihood ratio :math:`L(x) = \sum_i p_i e^{(c_i x - c_i^2/2)/\sigma^2}` rises with x, so a loss
+    above epsilon is an outcome on one side of some x.
+
+    Args:
+        event: The mixture.
+        more: Whether the mixture is the neighbour, and not the data.
+        width: Width of a cell.
+        discarded: Logarithm of the probability that may be counted as an infinite loss.
+    """
+    centers = np.asarray(event.sensitivities, dtype=float) / event.standard_deviation
+    weights = np.asarray(event.sampling_probs, dtype=float)
+    centers, weights = centers[weights > 0], weights[weights > 0]
+    tail = -float(ndtri_exp(discarded))  # an outcome is farther from its center with that probability
+    reached = _log_ratio(np.array([-tail, centers.max() + tail]), centers, weights)[0]
+
+    def deltas_at(epsilons: np.ndarray) -> np.ndarray:
+        x = _outcomes(-epsilons if more else epsilons, centers, weights)
+        side = x if more else -x
+        mixed = (weights * ndtr(side[:, None] + (-centers if more else centers))).sum(1)
+        alone = ndtr(side)
+        with np.errstate(over="ignore", invalid="ignore"):
+            deltas = (alone - np.exp(epsilons) * mixed) if more else (mixed - np.exp(epsilons) * alone)
+        # Where alone or mixed is 0, the other one is 0 or small as well.
+        clipped: np.ndarray = np.nan_to_num(deltas, nan=0.0, posinf=0.0, neginf=0.0).clip(0.0, 1.0)
+        return clipped
+
+    lowest, highest = (-reached[1], -reached[0]) if more else (reached[0], reached[1])
+    return _connected(deltas_at, lowest, highest, width)
+
+
+def _log_ratio(x: np.ndarray, centers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the logarithm of the likelihood ratio at outcomes in standard deviations, and its slope."""
+    exponents = np.log(weights) + x[:, None] * centers - centers**2 / 2
+    largest = exponents.max(1, keepdims=True)
+    terms = np.exp(exponents - largest)
+    total = terms.sum(1)
+    return largest[:, 0] + np.log(total), (terms * centers).sum(1) / total
+
+
+def _outcomes(logarithms: np.ndarray, centers: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Finds the outcome at each logarithm of the likelihood ratio; minus infinity where it is always larger.
+
+    The logarithm is convex and rises, so Newton's method falls to the root from any point above it. By
+    Jensen's inequality, such a point is where the mean of the exponents has the value.
+    """
+    mean, square = float(weights @ centers), float(weights @ centers**2)
+    x = (logarithms + square / 2) / mean
+    least = math.log(weights[centers == 0].sum()) if (centers == 0).any() else -math.inf
+    exists = logarithms > least
+    x[~exists] = -math.inf
+    open_ = np.flatnonzero(exists)
+    for _ in range(200):
+        values, slopes = _log_ratio(x[open_], centers, weights)
+        steps = (values - logarithms[open_]) / slopes
+        x[open_] -= steps
+        open_ = open_[np.abs(steps) > 1e-12 * (1 + np.abs(x[open_]))]
+        if len(open_) == 0:
+            break
+    return x
 
 
 def _deltas(mechanism: GaussianPrivacyLoss, epsilons: np.ndarray) -> np.ndarray:
@@ -146,7 +257,7 @@ def _distribution(
         return pld.from_laplace_mechanism(event.noise_multiplier, sampling_prob=rate, **cells)
     if isinstance(event, dp_event.DiscreteLaplaceDpEvent):
         return pld.from_discrete_laplace_mechanism(event.noise_parameter, event.sensitivity, **cells)
-    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):  # with a negative sensitivity
         return pld.from_mixture_gaussian_mechanism(
             event.standard_deviation,
             event.sensitivities,

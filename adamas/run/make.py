@@ -66,7 +66,8 @@ def make_private(
     Args:
         model: Any module. It is not wrapped, and only the values of its parameters change.
         rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`.
-        dataset: A map-style data set: `__len__` and `__getitem__`.
+        dataset: A map-style data set: `__len__` and `__getitem__`. For nodes of a graph,
+            `adamas.graphs.NodeTerms`.
         loss: `loss(model, batch)`, one loss per example, shape `(n,)`.
         batch_size: Expected number of examples of a step, and the divisor of the sum.
         delta: The delta of the guarantee, below 1/N.
@@ -86,7 +87,7 @@ def make_private(
             `adamas.secure_noise`.
         engine: A name in `adamas.engines.ENGINES`, or "auto" for the fastest that accepts the model.
         micro_batch_size: Maximum examples processed at once; does not change the result.
-        sampling: A name in `adamas.sampling.SAMPLERS`.
+        sampling: A name in `adamas.sampling.SAMPLERS`; for `NodeTerms` "poisson" or "fixed-size".
         max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
         collate_fn: Joins a list of examples into a batch of batch-first tensors. Each row must depend on its
             example alone, except for padding by one value. Every batch is compared with the rows that

@@ -18,11 +18,15 @@ from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import ACCOUNTANTS
 from adamas.distributed import Distributed
 from adamas.engines import ENGINES
+from adamas.graphs.samplers import TERM_SAMPLERS
 from adamas.sampling import SAMPLERS
 from adamas.secure_noise import NOISES
 
 SchedulerFactory = Callable[[Optimizer, int], LRScheduler]
 """Makes a scheduler for a rule and the number of steps of the run."""
+
+SAMPLINGS = tuple(dict.fromkeys([*SAMPLERS, *TERM_SAMPLERS]))
+"""Names of all ways to draw batches; some are for graphs only."""
 
 HELP, COMMAND_TYPE = "help", "command type"
 """Keys in the metadata of a field: its help on the command line, and its type there if it is another."""
@@ -65,7 +69,7 @@ class TrainingOptions:
     )
     engine: str = field(default="auto", metadata=shown(f"auto, or one of: {', '.join(ENGINES)}."))
     micro_batch_size: int | None = field(default=None, metadata=shown("Maximum examples processed at once."))
-    sampling: str = field(default="poisson", metadata=shown(f"One of: {', '.join(SAMPLERS)}."))
+    sampling: str = field(default="poisson", metadata=shown(f"One of: {', '.join(SAMPLINGS)}."))
     max_batch_size: int | None = field(default=None, metadata=shown("For truncated-poisson."))
     accountant: str = field(default="pld", metadata=shown(f"One of: {', '.join(ACCOUNTANTS)}."))
     allow_large_delta: bool = field(default=False, metadata=shown("Accept a delta of 1/N or more."))
@@ -150,7 +154,7 @@ class RunOptions(TrainingOptions):
             raise TypeError(f"Expected raw={self.raw!r} to be True or False.")
 
     def _check_sampling(self) -> None:
-        _validate.one_of(SAMPLERS, sampling=self.sampling)
+        _validate.one_of(SAMPLINGS, sampling=self.sampling)
         if (self.max_batch_size is not None) != (self.sampling == "truncated-poisson"):
             raise ValueError(
                 f"Expected max_batch_size together with sampling='truncated-poisson' and only then, got "

@@ -39,8 +39,9 @@ def privacy_statement(spending: Spending, noise: Noise, *, epsilon: float, raw: 
     sampler = spending.sampler
     words = (
         f"The {spending.steps_done} steps so far are ({rounded_up(epsilon)}, {spending.delta:g})-"
-        f"differentially private under {_RELATIONS[spending.ledger.relation]}, with "
-        f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} records on "
-        f"average, noise multiplier {z:g} and accountant {spending.accountant}. {noise.words}"
+        f"differentially private under {sampler.protects or _RELATIONS[spending.ledger.relation]}, with "
+        f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} "
+        f"{'records' if sampler.protects is None else 'terms'} on average, noise multiplier {z:g} "
+        f"and accountant {spending.accountant}. {noise.words}"
     )
     return words if noise.seed.given is None else f"{words} {SEED_WARNING}"

@@ -14,6 +14,8 @@ from adamas._streams import Seed
 from adamas.accounting.data_ledger import DataLedger
 from adamas.distributed import Ranks
 from adamas.engines import Loss
+from adamas.graphs import NodeTerms
+from adamas.graphs.guard import check_no_graph
 from adamas.loading import dataset_length
 from adamas.run.options import RunOptions, check_needs_no_metric
 from adamas.run.preconditions import check_modules, check_parameters, check_whole
@@ -59,6 +61,7 @@ def validated(
     """Checks the arguments of `make_private` against one another."""
     ranks = Ranks.of(options.distributed)
     _check_types(model, rule, loss)
+    check_no_graph(dataset)
     n = dataset_length(dataset)
     if options.delta >= 1 / n and not options.allow_large_delta:
         raise ValueError(
@@ -79,7 +82,7 @@ def validated(
         if shapes[0] != shapes[1]:
             raise ValueError("Expected ema to be an AveragedModel of this model.")
     seed = Seed(options.seed, secure=options.noise == SecureNoise.name)
-    sampler = _sampler(options, n, seed)
+    sampler = _sampler(options, dataset, n, seed)
     data_ledger = _data_ledger(options, sampler)
     RuleState.of(rule)
     check_whole(model)
@@ -122,7 +125,14 @@ def _check_no_other_run(options: RunOptions) -> None:
         )
 
 
-def _sampler(options: RunOptions, n: int, seed: Seed) -> Sampler:
+def _sampler(options: RunOptions, dataset: Dataset[Any], n: int, seed: Seed) -> Sampler:
+    if isinstance(dataset, NodeTerms):
+        return dataset.sampler(options.sampling, options.batch_size, seed)
+    if options.sampling not in SAMPLERS:
+        raise ValueError(
+            f"Expected sampling among {sorted(SAMPLERS)}, got {options.sampling!r}, which is for NodeTerms "
+            "only."
+        )
     if options.max_batch_size is not None:
         return TruncatedPoisson(n, options.batch_size, options.max_batch_size, seed)
     return SAMPLERS[options.sampling](n, options.batch_size, seed)
