@@ -125,7 +125,7 @@ def _of_terms(event: SampledTermsDpEvent, width: float, discarded: float) -> Los
     shifts, probabilities = event.shifts(), event.probabilities()
 
     def deltas_at(epsilons: np.ndarray) -> np.ndarray:
-        deltas = probabilities[0] * np.maximum(-np.expm1(epsilons), 0.0)
+        deltas = -probabilities[0] * np.expm1(np.minimum(epsilons, 0.0))
         for mu, probability in zip(shifts[1:], probabilities[1:], strict=True):
             if probability > 0:
                 tail = np.exp(epsilons + log_ndtr(-epsilons / mu - mu / 2))

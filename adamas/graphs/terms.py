@@ -117,8 +117,10 @@ class NodeTerms(Neighborhoods):
         usable = _usable(graph, hops, inductive)
         if max_in_degree is not None:
             _check_in_degrees(usable, max_in_degree, relation, edges)
-        kept = bounded_edges(usable, max_degree, seed, edges)
-        super().__init__(graph, graph.train_nodes, Trees(kept, graph.nodes, width or max_degree, hops))
+        self.kept_edges = bounded_edges(usable, max_degree, seed, edges)
+        """The edges that terms read, (2, E)."""
+        trees = Trees(self.kept_edges, graph.nodes, width or max_degree, hops)
+        super().__init__(graph, graph.train_nodes, trees)
         if self.terms_per_node > MOST_TERMS:
             raise ValueError(
                 f"Expected max_degree={max_degree} with hops={hops} to change at most {MOST_TERMS} terms for "
