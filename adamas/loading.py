@@ -43,7 +43,7 @@ class Rows(Dataset[Any], ABC):
         return tuple(value[0] for value in self.rows(torch.tensor([number])))
 
 
-def _loads_rows(dataset: Dataset[Any]) -> bool:
+def loads_rows(dataset: Dataset[Any]) -> bool:
     """Tells whether a data set loads several examples at once and keeps them apart: it is not a user's."""
     if isinstance(dataset, Rows):
         return type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
@@ -170,7 +170,7 @@ class Loader:
 
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
-        if _loads_rows(self.dataset) and self.collate_fn is None:
+        if loads_rows(self.dataset) and self.collate_fn is None:
             return list(self.dataset[torch.from_numpy(indices)])  # the same as default_collate, at once
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
@@ -179,7 +179,7 @@ class Loader:
 
         A collate_fn of the user is checked: see `adamas._guards.collate.Apart`.
         """
-        if _loads_rows(self.dataset) and self.collate_fn is None:
+        if loads_rows(self.dataset) and self.collate_fn is None:
             return self.fetch(indices)
         return _Seeded(self.dataset, self._collate()).__getitems__([state, *indices.tolist()])
 

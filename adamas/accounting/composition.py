@@ -185,7 +185,7 @@ def privacy_profile(
     1e-12.
     """
     if not _pld(relation).supports(joined(event)):  # an event of our own
-        deltas = np.geomspace(0.9, 1e-12, 64)
+        deltas = np.geomspace(0.9, 1e-12, 24)
         found = [composed_epsilon([(event, 1)], one, "pld", relation, coarse=True) for one in deltas]
         return np.asarray(found), deltas, composed_epsilon([(event, 1)], delta, "pld", relation, coarse=True)
     width = min(max(interval, _COARSE), 10 * _COARSE)

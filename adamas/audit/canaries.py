@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
@@ -13,6 +14,7 @@ from adamas._nests import map_tensors
 from adamas.engines import Engine, Loss, trainable_parameters
 from adamas.engines.base import empty_sums
 from adamas.geometry import Geometry
+from adamas.graphs.samplers import TermSampler
 from adamas.loading import Loader, dataset_length
 from adamas.privatize import PrivateGradient
 from adamas.run.loop import PrivateRun
@@ -26,6 +28,9 @@ _DELTA_SHARE = 0.05  # m delta, above which the theorem of the audit leaves noth
 class Canaries:
     """Canaries in a run: where they are, what they add to a batch, and each canary's membership score.
 
+    A canary takes the place of one example. Among terms of a graph, it is a node that changes as many terms
+    as a node may: if it takes part they all have its gradient, and the opposite gradient if not.
+
     Args:
         run: A fresh run. Its model and rule are trained.
         count: How many canaries; None for as many as make sense.
@@ -34,6 +39,7 @@ class Canaries:
     Attributes:
         run: A rehearsal of the run, which trains with the canaries.
         included: Whether each canary takes part.
+        signs: The sign of each canary's gradient; 0 for none.
         scores: How likely each canary is to take part, as a sum of log-likelihood ratios.
         who: For each place of the data set the number of its canary, -1 for none.
     """
@@ -42,20 +48,24 @@ class Canaries:
         n = dataset_length(run.loader.dataset)
         params = list(trainable_parameters(run.model).values())
         sizes = np.cumsum([0, *(p.numel() for p in params)])
-        most = min(n, int(sizes[-1]))
+        sampler = run.loader.sampler
+        of_node = isinstance(sampler, TermSampler)
+        terms = sampler.terms if isinstance(sampler, TermSampler) else 1
+        most = min(n // terms, int(sizes[-1]))
         if count is None:
-            count = max(1, min(_MOST, n // 2, int(sizes[-1]), int(_DELTA_SHARE / run.delta)))
+            count = max(1, min(_MOST, n // (2 * terms), int(sizes[-1]), int(_DELTA_SHARE / run.delta)))
         if count > most:
             raise ValueError(
-                f"Expected canaries={count} <= {most}: each takes the place of one of {n} examples, and one "
+                f"Expected canaries={count} <= {most}: each takes the place of {terms} of {n} examples, and one "
                 f"of {sizes[-1]} parameters. Give runs= for more."
             )
         self._make_inner = run.make_engine
         self.included = generator.random(count) < 0.5
+        self.signs = np.where(self.included, 1.0, -1.0 if of_node else 0.0)
         self.scores = np.zeros(count)
         # -1 for an example, else the number of the canary in its place.
         self.who = np.full(n, -1)
-        self.who[generator.choice(n, count, replace=False)] = np.arange(count)
+        self.who[generator.choice(n, count * terms, replace=False)] = np.arange(count).repeat(terms)
         flat = generator.choice(int(sizes[-1]), count, replace=False)
         owner = np.searchsorted(sizes, flat, side="right") - 1
         self._coordinates: dict[Tensor, tuple[Tensor, Tensor]] = {
@@ -91,6 +101,9 @@ class Canaries:
             present = np.zeros(len(self.scores), dtype=bool)
             present[drawn[drawn >= 0]] = True
             seen = np.where(present, likelihood_ratio(seen, 1.0, z), 0.0)
+        elif isinstance(sampler, TermSampler):
+            weights = sampler.plan(max(z, 1.0), 1).event.probabilities()
+            seen = terms_likelihood_ratio(seen, weights, z)
         else:
             seen = likelihood_ratio(seen, sampler.rate, z)
         self.scores += np.nan_to_num(seen)  # what is not a number tells nothing
@@ -106,12 +119,12 @@ class Canaries:
         return self._make_inner(model, loss, batch)
 
     def add(self, p: Tensor, out: Tensor, geometry: Geometry, weights: np.ndarray) -> None:
-        """Adds the weighted gradients `c + s L e` of the canaries to a sum."""
+        """Adds the weighted gradients `c + s L e` of the canaries to a sum, with the sign of each."""
         c, s = geometry.center_of(p), geometry.scale[p]
         if c is not None:
             out.add_(c, alpha=float(weights.sum()))
         numbers, places = self._coordinates[p][0], self.places(p)
-        added = torch.from_numpy(weights)[numbers].to(out) * _LENGTH
+        added = torch.from_numpy(weights * self.signs)[numbers].to(out) * _LENGTH
         scale = s.expand(p.shape).reshape(-1)[places] if isinstance(s, Tensor) else s
         out.view(-1).index_add_(0, places, added * scale)
 
@@ -140,10 +153,28 @@ def likelihood_ratio(seen: np.ndarray, q: float, z: float) -> np.ndarray:
     return ratio
 
 
+def terms_likelihood_ratio(seen: np.ndarray, probabilities: np.ndarray, z: float) -> np.ndarray:
+    """Computes the log-likelihood ratio of a value with a node against with its opposite.
+
+    Args:
+        seen: The values.
+        probabilities: The probabilities of 0, 1, ... terms of the node in a batch.
+        z: The noise multiplier.
+    """
+    if z == 0:
+        return seen
+    counts = np.arange(len(probabilities))
+    with np.errstate(divide="ignore"):
+        logarithms = np.log(probabilities) - counts**2 / (2 * z**2)
+    exponents = seen[:, None] * counts / z**2
+    ratio: np.ndarray = logsumexp(logarithms + exponents, axis=1) - logsumexp(logarithms - exponents, axis=1)
+    return ratio
+
+
 def noiseless_threshold(run: PrivateRun, steps: int) -> float:
     """Returns the score that separates sampled canaries from others, if there is no noise."""
     sampler = run.loader.sampler
-    if isinstance(sampler, Shuffled):
+    if isinstance(sampler, Shuffled | TermSampler):
         return 0.0
     out, once = likelihood_ratio(np.array([0.0, 1.0]), sampler.rate, run.noise_multiplier)
     return float(steps * out + (once - out) / 2)
@@ -196,8 +227,8 @@ class _Planted:
         return result
 
     def _present(self) -> np.ndarray:
-        """Returns which rows are canaries that take part."""
-        rows: np.ndarray = (self._numbers >= 0) & self._canaries.included[self._numbers]
+        """Returns which rows are canaries that have a gradient."""
+        rows: np.ndarray = (self._numbers >= 0) & (self._canaries.signs[self._numbers] != 0)
         return rows
 
 

@@ -25,6 +25,7 @@ under whose exact trade-off curve no attack can have both.
 The canaries are gradients (Dirac canaries): each has a place in the data set, in the place of an example, and
 a coordinate of its own, along which its gradient is far outside the unit ball. It is sampled, clipped, summed
 and noised like every example. The auditor knows all but the coins, the canaries' sampling and the noise.
+Among terms of a graph a canary is a node: it has the gradients of as many terms as a node may change.
 """
 
 import math
@@ -40,6 +41,7 @@ from adamas._streams import Seed
 from adamas.accounting.ledger import privacy_profile
 from adamas.audit.canaries import Canaries, noiseless_threshold
 from adamas.check.replay import MakeRun, fresh_run
+from adamas.graphs.samplers import FixedSizeTerms
 from adamas.run.loop import PrivateRun
 from adamas.sampling import TruncatedPoisson
 
@@ -253,8 +255,9 @@ class _Curves:
     def __init__(self, run: PrivateRun, steps: int, claimed: float) -> None:
         self._run, self._steps, self._claimed = run, steps, claimed
         # The auditor of truncated batches does not know the examples' share, so nothing is independent.
-        truncated = isinstance(run.loader.sampler, TruncatedPoisson)
-        self._usable = run.private and claimed <= _COSTLY and not truncated
+        # In batches of a fixed size, canaries take the places of one another.
+        dependent = isinstance(run.loader.sampler, TruncatedPoisson | FixedSizeTerms)
+        self._usable = run.private and claimed <= _COSTLY and not dependent
         self._known: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._thresholds = (*_THRESHOLDS, noiseless_threshold(run, steps)) if self._usable else _THRESHOLDS
 

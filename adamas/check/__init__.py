@@ -6,6 +6,7 @@ accounting    whether each release is recorded, at its price
 sampling      how batches are drawn: rate, sizes, independence
 batches       whether a batch holds its examples and nothing else
 model         whether each example's gradient is right, and depends on no other example
+nodes         how many terms a node of a graph changes, and how far they move a release
 state         whether a forward or a release leaves state behind
 parameters    whether only real parameters of the model train
 
@@ -24,6 +25,7 @@ from adamas.check.model import (
     mixed_examples,
     tied_parameters,
 )
+from adamas.check.nodes import planted_nodes
 from adamas.check.noise import noise_variance, unused_parameters
 from adamas.check.parameters import loss_parameters, real_parameters
 from adamas.check.replay import MakeRun
@@ -70,6 +72,7 @@ CHECKS: list[Check] = [
         "Write to no buffer, parameter or attribute in forward or loss; stop running statistics by .eval().",
         state,
     ),
+    Check("planted nodes", _REPORT, planted_nodes),
     Check("empty batch", _REPORT, empty_batch),
     Check("NaN example", _REPORT, nan_example),
     Check("large example", "Use engine='loop', and report the model.", large_example),

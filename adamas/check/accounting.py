@@ -6,11 +6,14 @@ from itertools import islice
 import dp_accounting
 
 from adamas._words import limit, rounded_up
-from adamas.accounting.ledger import ACCOUNTANTS, quiet_accountants
+from adamas.accounting.ledger import ACCOUNTANTS, composed_epsilon, quiet_accountants
+from adamas.accounting.terms import SampledTermsDpEvent
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
 from adamas.check.measures import recorded_events
 from adamas.check.replay import release_of
 from adamas.errors import DistributedError
+from adamas.graphs import NodeTerms
+from adamas.graphs.samplers import TermSampler
 from adamas.loading import dataset_length
 from adamas.run.loop import PrivateRun
 from adamas.sampling import Shuffled, TruncatedPoisson
@@ -61,8 +64,13 @@ def ranks_seeds(replay: Replay) -> Outcome:
 
 
 def _composed(run: PrivateRun, z: float, steps: int, *, twice: bool = False) -> float:
-    """Computes the epsilon of `steps` releases by dp-accounting alone; `twice`: two on the last batch."""
+    """Computes the epsilon of `steps` releases by dp-accounting alone; `twice`: two on the last batch.
+
+    For terms of a graph, which it does not know, the number of terms of a node comes from the data set.
+    """
     sampler, n = run.loader.sampler, dataset_length(run.loader.dataset)
+    if isinstance(sampler, TermSampler):
+        return _composed_terms(run, z, steps, twice)
     if isinstance(sampler, Shuffled):
         steps = -(-steps // sampler.steps_per_epoch())  # an example is in one batch of an epoch
     last = z / math.sqrt(2) if twice else z
@@ -83,3 +91,24 @@ def _composed(run: PrivateRun, z: float, steps: int, *, twice: bool = False) -> 
                 accountant.compose(event, count)
         # Its transforms add this much to delta at most, where it has small ones.
         return float(accountant.get_epsilon(run.delta + (steps + 10) * 1e-15))
+
+
+def _composed_terms(run: PrivateRun, z: float, steps: int, twice: bool) -> float:
+    sampler, dataset = run.loader.sampler, run.loader.dataset
+    assert isinstance(sampler, TermSampler)
+    assert isinstance(dataset, NodeTerms)
+    events = [
+        (
+            SampledTermsDpEvent(
+                len(dataset),
+                sampler.batch_size,
+                min(dataset.terms_per_node, len(dataset)),
+                multiplier,
+                sampler.sampling,
+            ),
+            count,
+        )
+        for multiplier, count in ((z, steps - 1), (z / math.sqrt(2) if twice else z, 1))
+        if count
+    ]
+    return composed_epsilon(events, run.delta, run.accountant, sampler.relation)

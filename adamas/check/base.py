@@ -10,14 +10,14 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from adamas._nests import named_tensors
 from adamas.check.draws import loaded_batches
 from adamas.check.full_batch import FullBatch, full_batch, spread
 from adamas.check.measures import agree, losses, same
 from adamas.check.replay import MakeRun, examples_of, fresh_run
-from adamas.loading import dataset_length
+from adamas.loading import dataset_length, loads_rows
 from adamas.run.loop import PrivateRun
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Replay:
     def fresh(self) -> PrivateRun:
         """Returns a new run, which may release more than was planned."""
         run = fresh_run(self._make_run)
-        if type(run.loader.dataset) is TensorDataset:
+        if loads_rows(run.loader.dataset):
             return run
         loader = copy.copy(run.loader)
         loader.dataset = _Kept(loader.dataset)

@@ -23,7 +23,9 @@ import numpy as np
 from scipy import sparse, stats
 
 from adamas._streams import Seed
+from adamas.accounting.terms import SampledTermsDpEvent
 from adamas.check.base import FAIL, FALSE_ALARM, NOT_APPLICABLE, PASS, Outcome, Replay
+from adamas.graphs.samplers import FixedSizeTerms
 from adamas.loading import dataset_length
 from adamas.sampling import Sampler, Shuffled, TruncatedPoisson
 
@@ -61,7 +63,7 @@ def rate(replay: Replay) -> Outcome:
 def sizes(replay: Replay) -> Outcome:
     """Compares the variance of the batch sizes with that of independent coins."""
     sampler, n, batches = _drawn(replay)
-    if isinstance(sampler, Shuffled):
+    if isinstance(sampler, Shuffled | FixedSizeTerms):
         return NOT_APPLICABLE, "batches of one size, which are accounted as such"
     scores, held = _normal_scores(sampler, n, batches), np.array([len(batch) for batch in batches])
     total = float(np.square(scores).sum())
@@ -177,7 +179,10 @@ def _drawn(replay: Replay) -> tuple[Sampler, int, list[np.ndarray]]:
 
 def _stated_rate(sampler: Sampler) -> float:
     """Returns the probability that an example takes part, as the accountant assumes."""
-    return float(sampler.event({0: [1.0]}).sampling_probability)
+    event = sampler.event({0: [1.0]})
+    if isinstance(event, SampledTermsDpEvent):
+        return event.batch_size / event.dataset_size
+    return float(event.sampling_probability)
 
 
 def _normal_scores(sampler: Sampler, n: int, batches: list[np.ndarray]) -> np.ndarray:

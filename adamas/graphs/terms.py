@@ -113,7 +113,7 @@ class NodeTerms(Neighborhoods):
         _validate.one_of(RELATIONS, relation=relation)
         self.max_degree, self.hops, self.relation = max_degree, hops, relation
         self.inductive, self.max_in_degree = inductive, max_in_degree
-        self._public_seed = seed
+        self._seed, self._choice = seed, edges
         usable = _usable(graph, hops, inductive)
         if max_in_degree is not None:
             _check_in_degrees(usable, max_in_degree, relation, edges)
@@ -138,6 +138,25 @@ class NodeTerms(Neighborhoods):
     def from_pyg(cls, data: Any, **options: Any) -> "NodeTerms":
         """Takes `x`, `edge_index`, `y` and `train_mask` of a `torch_geometric.data.Data`."""
         return cls(Graph.from_pyg(data), **options)
+
+    def on(self, graph: Graph) -> "NodeTerms":
+        """Returns the same of another graph, with the same coins."""
+        return NodeTerms(
+            graph,
+            max_degree=self.max_degree,
+            hops=self.hops,
+            seed=self._seed,
+            width=self.width,
+            edges=self._choice,
+            inductive=self.inductive,
+            relation=self.relation,
+            max_in_degree=self.max_in_degree,
+        )
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self._graph
 
     @property
     def width(self) -> int:
@@ -230,7 +249,7 @@ class NodeTerms(Neighborhoods):
                 )
         elif neighbors == "none":
             edges = edges[:, :0]
-        kept = bounded_edges(edges, self._graph.nodes, self._public_seed)
+        kept = bounded_edges(edges, self._graph.nodes, self._seed)
         trees = Trees(kept, self._graph.nodes, self.width if width is None else width, self.hops)
         return Neighborhoods(self._graph, nodes, trees)
 
