@@ -1,7 +1,7 @@
 """Faults, injected: no silent wrong number, no lost spending, a message that names the remedy.
 
-Kills, full disks, damaged files and two runs on one ledger are in test_checkpoint.py and test_budget.py,
-ranks that die in test_distributed.py. docs/reliability.md lists all of them.
+Kills and full disks are in test_crashes.py, damaged files in test_unusable_checkpoints.py, two runs on one ledger in test_budget.py,
+ranks that die in test_distributed_checkpoints.py. docs/reliability.md lists all of them.
 """
 
 import time

@@ -1,0 +1,84 @@
+"""Checkpoints of data-parallel runs: written once, and resumed after a rank ends or hangs."""
+
+import numpy as np
+import pytest
+import torch
+
+import adamas
+from tests.support import distributed_ranks as ranks
+
+pytestmark = pytest.mark.subprocess
+
+
+def test_a_checkpoint_is_written_once_and_resumes_on_two_ranks_and_on_one(pool, tmp_path):
+    (writes, state, resumed), (other_writes, other_state, other) = pool(ranks.save_and_resume, str(tmp_path))
+    assert (writes, other_writes) == (1, 0)
+    assert state == other_state
+    whole = pool(ranks.train)[0]
+    for name, value in whole.items():
+        if name not in ("releases", "variances"):
+            np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+            np.testing.assert_array_equal(other[name], value, err_msg=name)
+    single = ranks.make_run()
+    single.load_state_dict(torch.load(tmp_path / "oddFalse.pt"))
+    finished = ranks.outcome(single)
+    np.testing.assert_allclose(finished["parameters"], whole["parameters"], rtol=1e-9, atol=1e-11)
+    assert finished["epsilon"] == whole["epsilon"]
+
+
+def test_ranks_that_load_different_states_are_refused(pool, tmp_path):
+    for failure in pool(ranks.save_and_resume, str(tmp_path), odd=True):
+        assert "Expected the same model's values on all ranks at load_state_dict" in failure.text
+
+
+def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp_path):
+    ledger = adamas.DataLedger.create(tmp_path / "data.ledger", epsilon=50.0, delta=1e-3, accountant="rdp")
+    mine, other = pool(ranks.checkpoints_by_itself, str(tmp_path))
+    assert mine[:2] == other[:2]
+    assert mine[:2] == (4, 1)  # the fifth step is in the journal
+    whole = pool(ranks.train)[0]
+    for name, value in whole.items():
+        if name not in ("releases", "variances"):
+            np.testing.assert_array_equal(mine[2][name], value, err_msg=name)
+            np.testing.assert_array_equal(other[2][name], value, err_msg=name)
+    died, went_on = ledger.spendings()
+    assert died.finished
+    assert went_on.finished
+    assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [5, 1]
+
+
+def test_a_full_disk_of_rank_0_ends_both(pool, tmp_path):
+    own, peer = pool(ranks.journal_on_a_full_disk, str(tmp_path))
+    assert own.kind == "OSError"
+    assert "Rank 0 of 2 failed with OSError" in peer.text
+
+
+def test_a_file_that_cannot_be_written_is_an_error_on_both(pool):
+    own, peer = pool(ranks.fail_to_write)
+    assert own.kind == "OSError"
+    assert "Rank 0 of 2 failed with OSError" in peer.text
+
+
+@pytest.mark.parametrize(("how", "timeout", "limit"), [("killed", 300.0, 100.0), ("hanging", 8.0, 100.0)])
+def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp_path, how, timeout, limit):
+    pair = ranks.Pool(tmp_path)
+    try:
+        for pipe in pair._pipes:
+            pipe.send((ranks.end_or_hang, (str(tmp_path), how, timeout), {}))
+        assert pair._pipes[0].poll(600)
+        failure, seconds, steps_done = pair._pipes[0].recv()
+    finally:
+        pair._processes[1].kill()
+        pair.close()
+    assert failure.kind == "DistributedError"
+    assert "Rank 0 of 2 cannot reach the others" in failure.text
+    assert seconds < limit
+    if how == "hanging":
+        assert seconds >= timeout - 1
+    assert steps_done == 3  # nothing of the fourth step was recorded
+    run = ranks.make_run(engine="loop")
+    run.load_state_dict(torch.load(tmp_path / f"{how}.pt"))
+    expected = ranks.outcome(ranks.make_run(engine="loop"))
+    np.testing.assert_allclose(
+        ranks.outcome(run)["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+    )
