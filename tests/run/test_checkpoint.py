@@ -51,7 +51,7 @@ def test_a_run_resumes_from_any_step(after, sampling, tmp_path):
     assert torch.equal(finish(adamas.load(tmp_path / "run.safetensors", fresh())), finish(fresh()))
 
 
-def test_tied_weights_and_other_types_of_numbers_survive(tmp_path):
+def test_tied_weights_and_double_precision_survive(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -71,13 +71,13 @@ def test_tied_weights_and_other_types_of_numbers_survive(tmp_path):
     assert torch.equal(finish(resumed), finish(fresh()))
 
 
-def test_a_saved_run_goes_on_unchanged(tmp_path):
+def test_saving_does_not_change_the_run(tmp_path):
     run = stopped(make_run(), 2)
     run.save(tmp_path / "run.safetensors")
     assert torch.equal(finish(run), finish(make_run()))
 
 
-def test_automatic_checkpoints_come_when_they_should(tmp_path, monkeypatch):
+def test_automatic_checkpoints_are_written_at_the_requested_steps(tmp_path, monkeypatch):
     file = tmp_path / "new" / "run.safetensors"
     saved = []
     save = checkpoint.Checkpoints.save
@@ -118,7 +118,7 @@ def test_a_run_that_stopped_resumes_by_the_same_call(tmp_path):
         ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every=0"),
     ],
 )
-def test_wrong_arguments(changes, message):
+def test_checkpoint_options_that_do_not_fit_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make_run(**changes)
 
@@ -133,7 +133,7 @@ def test_an_existing_file_is_neither_overwritten_nor_continued_by_accident(tmp_p
 
 
 @pytest.mark.slow
-def test_an_extended_run_resumes_into_one_made_as_before(tmp_path):
+def test_an_extended_run_resumes_from_the_original_call(tmp_path):
     def fresh():
         return make_run(noise_multiplier=None, epsilon=1.0, accountant="rdp")
 

@@ -13,8 +13,8 @@ from tests.support.small_runs import finish, make_run
 from tests.support.stopped_runs import stopped
 
 
-def test_no_file_holds_anything_without_noise(tmp_path, monkeypatch):
-    """Compares every saved tensor with the sums before the noise: none is a multiple of one."""
+def test_a_checkpoint_holds_nothing_without_noise(tmp_path, monkeypatch):
+    """No saved tensor is a multiple of a sum before noise."""
     file = tmp_path / "run.safetensors"
     clean = []
 
@@ -40,7 +40,7 @@ def test_no_file_holds_anything_without_noise(tmp_path, monkeypatch):
 
     assert any(like(x, 3 * x) for x in found)
     assert not any(like(x, g) for x in found for g in clean)
-    # Moments with raw=True are of gradients without noise, and are kept in memory alone.
+    # raw=True takes moments of gradients without noise, and keeps them in memory only.
     assert "raw" not in str(content["state"].keys())
 
 
@@ -64,11 +64,11 @@ def test_a_secret_seed_is_in_no_file(tmp_path):
     assert Journal(file).path.exists()
 
 
-def test_a_file_says_which_packages_wrote_it(saved_run):
+def test_a_checkpoint_names_the_versions_that_wrote_it(saved_run):
     versions = read_archive(saved_run, "checkpoint", 2)["versions"]
     assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions["adamas"] == adamas.__version__
-    assert versions["threads"] == str(torch.get_num_threads())  # on which the last bits of sums depend
+    assert versions["threads"] == str(torch.get_num_threads())  # the last bits of sums depend on it
     assert versions["compiled"] in ("True", "False")
 
 
@@ -84,13 +84,13 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_data_comes_back_as_it_was(tmp_path_factory, value):
+def test_plain_data_survives_writing_and_reading(tmp_path_factory, value):
     file = tmp_path_factory.mktemp("archive") / "file"
     write_archive(file, "test", 1, {"value": value})
     assert read_archive(file, "test", 1) == {"value": value}
 
 
-def test_what_is_no_data_is_refused_with_its_place(tmp_path):
+def test_a_value_that_cannot_be_stored_is_refused_with_its_place(tmp_path):
     with pytest.raises(TypeError, match=r"function at content\['a'\]\[1\]"):
         write_archive(tmp_path / "file", "test", 1, {"a": [0, lambda: None]})
     assert list(tmp_path.iterdir()) == []

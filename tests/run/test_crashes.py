@@ -20,11 +20,11 @@ from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_run
 from tests.support.stopped_runs import counted, parameters, stopped
 
-STEPS = 2 * 150  # more than fifty short lives make
+STEPS = 2 * 150  # more than fifty short lives complete
 
 
 def live(folder, seed, ready):
-    """One life of a run: continues it, and notes each release after it was made."""
+    """Continues the run for one life of a process, and notes each release after it is made."""
     torch.set_num_threads(1)
     run = make_run(
         steps=STEPS,
@@ -44,7 +44,7 @@ def live(folder, seed, ready):
 
 
 def recorded(folder, seed):
-    """How many releases the files know after a death."""
+    """Returns how many releases the files record after a death, and how many steps the checkpoint has."""
     content = read_archive(folder / "run.safetensors", "checkpoint", 2)
     state = content["state"]["spending"]
     ledger = adamas.Ledger()
@@ -60,10 +60,10 @@ def recorded(folder, seed):
 @pytest.mark.kills
 @pytest.mark.parametrize("seed", [3, None])
 def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
-    """Each process is killed as `kill -9` does, at a random moment after its first step.
+    """Kills each process, as `kill -9` does, at a random moment after its first step.
 
-    With a given seed the end is that of a run that nobody killed, bit for bit. Without one steps are made
-    again with other noise, and every release of every life is in the ledger.
+    With a seed, the result is bit-equal to a run without kills. Without one, steps are repeated with new
+    noise, and the ledger holds every release of every life.
     """
     context = fork_server()
     moments = random.Random(0)
@@ -72,7 +72,7 @@ def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
         ready = context.Event()
         process = context.Process(target=live, args=(str(tmp_path), seed, ready))
         process.start()
-        assert ready.wait(60), "no step in a minute"
+        assert ready.wait(60), "no step within a minute"
         if kills < 50:
             time.sleep(moments.uniform(0, 0.02))
             process.kill()
@@ -98,11 +98,11 @@ def test_fifty_kills_lose_neither_the_run_nor_a_release(seed, tmp_path):
         assert np.array_equal(np.load(tmp_path / "end.npy"), whole.numpy())
 
 
-def test_what_a_run_without_a_seed_lost_is_charged(tmp_path):
+def test_lost_releases_of_a_run_without_a_seed_are_charged(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run(seed=None)
     stopped(run, 2).save(file)
-    for batch in run.batches():  # two releases on each batch, and then it dies
+    for batch in run.batches():  # makes two releases on each batch, and then dies
         run.privatize(batch)
         run.privatize(batch)
         if batch.step == 3:
@@ -115,14 +115,14 @@ def test_what_a_run_without_a_seed_lost_is_charged(tmp_path):
 
 @pytest.mark.slow
 def test_a_budget_holds_across_crashes(tmp_path):
-    """A run without a seed that makes steps again ends before its budget, not after it."""
+    """A run without a seed, which pays for repeated steps, stops within its budget."""
     arguments = {"seed": None, "noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp"}
     file = tmp_path / "run.safetensors"
     run = make_run(**arguments)
     run.save(file)
     stopped(run, 4)
     resumed = adamas.load(file, make_run(**arguments))
-    assert resumed.steps == 2  # what is left of the budget
+    assert resumed.steps == 2  # the rest of the budget pays for two
     finish(resumed)
     assert resumed.steps_done == 2
     assert sum(count for _, count in resumed.ledger.entries) == 6
@@ -133,7 +133,7 @@ def test_a_release_that_is_not_repeated_is_charged(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
-    for batch in run.batches():  # two releases on the first batch, and then it dies
+    for batch in run.batches():  # makes two releases on the first batch, and then dies
         run.privatize(batch)
         run.privatize(batch)
         break
@@ -148,7 +148,7 @@ def test_a_release_that_is_not_repeated_is_charged(tmp_path):
     assert sum(count for _, count in resumed.ledger.entries) == 6
 
 
-def test_lives_without_a_checkpoint_between_them_are_the_same_steps(tmp_path):
+def test_steps_repeated_after_several_crashes_are_charged_once(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -176,7 +176,7 @@ def test_a_second_crash_does_not_forget_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run", "copy"])
-def test_a_copy_by_hand_leaves_no_file_without_its_journal(name, tmp_path):
+def test_a_manual_checkpoint_and_the_automatic_one_both_keep_a_journal(name, tmp_path):
     run = make_run(seed=None, steps=9, checkpoint=tmp_path / "run", checkpoint_every=4)
     stopped(run, 2)
     run.save(tmp_path / "copy")
@@ -187,16 +187,16 @@ def test_a_copy_by_hand_leaves_no_file_without_its_journal(name, tmp_path):
     assert adamas.load(tmp_path / "run", make_run(seed=None, steps=9)).steps_done == 9
 
 
-def test_steps_that_come_out_otherwise_are_charged_even_with_a_seed(tmp_path):
+def test_repeated_steps_with_another_result_are_charged_despite_the_seed(tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
     stopped(run, 2)
     resumed = adamas.load(file, make_run())
     assert resumed.ledger.entries == []
-    assert resumed.epsilon() == run.epsilon()  # it may be the same steps, and they were made
+    assert resumed.epsilon() == run.epsilon()  # the lost steps count, whether or not they are repeated
     with torch.no_grad():
-        next(resumed.model.parameters()).mul_(1 + 1e-6)  # as another version of torch might round
+        next(resumed.model.parameters()).mul_(1 + 1e-6)  # another version of torch may round differently
     stopped(resumed, 2)
     ((event, count),) = resumed.ledger.entries
     assert (len(event.event.events), count) == (2, 2)
@@ -223,23 +223,23 @@ def test_the_journal_is_on_disk_before_the_noise_is_drawn(tmp_path, monkeypatch)
     assert release[:2] == (0, 1.0)
 
 
-def test_a_torn_record_was_not_followed_by_a_release(tmp_path):
+def test_a_torn_journal_record_is_dropped(tmp_path):
     journal = Journal(tmp_path / "run.safetensors")
     token = journal.restart()
     journal.append([Release(0, 1.0), Release(1, 1.5)])
     with journal.path.open("ab") as file:
         file.write(b"torn")
-    other = Journal(tmp_path / "run.safetensors")  # of the next process
+    other = Journal(tmp_path / "run.safetensors")  # in the next process
     assert other.read(token) == [[Release(0, 1.0), Release(1, 1.5)]]
     other.append([Release(1, 1.5)])
     assert journaled(tmp_path / "run.safetensors") == [[Release(0, 1.0), Release(1, 1.5)], [Release(1, 1.5)]]
     with journal.path.open("ab") as file:
-        file.write(bytes(200))  # a loss of power may leave room without content
+        file.write(bytes(200))  # a power failure may leave zeros
     assert len(journaled(tmp_path / "run.safetensors")) == 2
 
 
 @pytest.mark.parametrize("fault", ["none", "part", "sync"])
-def test_without_a_journal_nothing_is_released(tmp_path, monkeypatch, fault):
+def test_nothing_is_released_if_the_journal_cannot_be_written(tmp_path, monkeypatch, fault):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.subprocess
 
 
 def assert_same_outcome(two, one):
-    """Both ranks equal bit for bit, and equal to one process but for the order of a float64 sum."""
+    """The ranks are bit-equal; one process differs from them only by the order of a float64 sum."""
     first, second = two
     assert isinstance(first, dict), two
     assert isinstance(second, dict), two
@@ -33,7 +33,7 @@ def assert_same_outcome(two, one):
 
 
 @pytest.mark.parametrize("rule", [*RULES, "stock"])
-def test_every_rule_trains_as_in_one_process_and_alike_on_both_ranks(pool, rule):
+def test_every_rule_trains_as_in_one_process_and_equally_on_both_ranks(pool, rule):
     assert_same_outcome(pool(ranks.train, rule=rule), ranks.outcome(ranks.make_run(rule)))
 
 
@@ -55,7 +55,7 @@ def test_the_options_of_a_run_work_as_in_one_process(pool, settings):
     assert_same_outcome(pool(ranks.train, **settings), ranks.outcome(ranks.make_run(**settings)))
 
 
-def test_empty_shares_and_empty_draws_are_steps_like_others(pool):
+def test_empty_shares_and_empty_batches_are_ordinary_steps(pool):
     settings = {"batch_size": 1, "steps": 20}
     sampler = Poisson(ranks.N, 1, ranks.SEED)
     assert {0, 1, 2} <= {len(sampler.indices(step).indices) for step in range(20)}
@@ -66,7 +66,7 @@ def test_a_process_group_can_be_given(pool):
     (both, alone), (other, refused) = pool(ranks.train_in_a_group)
     expected = ranks.outcome(ranks.make_run())
     assert_same_outcome((both, other), expected)
-    np.testing.assert_array_equal(alone["parameters"], expected["parameters"])  # a group of one
+    np.testing.assert_array_equal(alone["parameters"], expected["parameters"])  # in a group of one rank
     assert "of which this process is a member" in refused.text
 
 
@@ -78,7 +78,7 @@ def test_absolute_releases_take_the_magnitude_of_the_total(pool):
     np.testing.assert_allclose(first, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_ranks_read_different_examples_that_make_up_the_draw(pool):
+def test_the_ranks_read_disjoint_shares_of_each_batch(pool):
     (first, progress, *_), (second, other_progress, *_) = pool(ranks.examples_seen, progress=None)
     sampler = Poisson(ranks.N, 12, ranks.SEED)
     for step, ((mine, drawn), (other, other_drawn)) in enumerate(zip(first, second, strict=True)):
@@ -86,7 +86,7 @@ def test_the_ranks_read_different_examples_that_make_up_the_draw(pool):
         assert other
         assert not set(mine) & set(other)
         assert sorted(mine + other) == sampler.indices(step).indices.tolist()
-        assert drawn != other_drawn  # dropout masks of the ranks are independent
+        assert drawn != other_drawn  # the ranks' dropout masks are independent
     assert len({tuple(sorted(mine)) for mine, _ in first}) == len(first)
     assert (progress, other_progress) == (None, False)  # one progress bar
 
@@ -97,7 +97,7 @@ def test_a_secret_seed_is_the_same_on_both_ranks_and_in_no_state(pool):
     assert secret == other_secret
     for (mine, _), (other, _) in zip(first, second, strict=True):
         assert not set(mine) & set(other)
-        assert len(mine) - len(other) in (0, 1)  # dealt from one draw
+        assert len(mine) - len(other) in (0, 1)  # shares of one batch
     assert state["seed"] is None
     assert pool(ranks.examples_seen, **settings)[0][2] != secret
 
@@ -114,12 +114,13 @@ def test_shares_are_a_partition_that_keeps_padding_last(size, padding, world_siz
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_noise_is_z_once(pool):
+def test_the_noise_is_added_once_for_all_ranks(pool):
     n, z = 200_000, 1.5
     first, second = pool(ranks.noise_only, n, z)
     np.testing.assert_array_equal(first, second)
-    # The mean of n squares has a relative standard deviation of sqrt(2/n) = 0.3%. Five of them: a false alarm
-    # in 2 million runs; noise of both ranks (2 z^2) or of half a rank (z^2/2) is hundreds away.
+    # The mean of n squares has a relative standard deviation of sqrt(2/n) = 0.3%. The limit is five of them:
+    # one false alarm in 2 million runs. Noise of both ranks (2 z^2) or of half a rank (z^2/2) is rejected
+    # by more than a hundred.
     allowed = 5 * np.sqrt(2 / n)
     variance = np.mean(first.astype(float) ** 2)
     assert abs(variance / z**2 - 1) < allowed
@@ -146,7 +147,7 @@ def test_torchrun_trains_the_example_within_its_budget(tmp_path):
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.strip().splitlines()  # rank 0 alone speaks
+    (line,) = done.stdout.strip().splitlines()  # only rank 0 prints
     epsilon = float(re.match(r"2 ranks, epsilon (\d\.\d+), test accuracy \d+\.\d%$", line)[1])
     assert 2.9 < epsilon <= 3.0
     state = read_archive(checkpoint, "checkpoint", 2)["state"]

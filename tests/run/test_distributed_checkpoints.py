@@ -35,7 +35,7 @@ def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp
     ledger = adamas.DataLedger.create(tmp_path / "data.ledger", epsilon=50.0, delta=1e-3, accountant="rdp")
     mine, other = pool(ranks.checkpoints_by_itself, str(tmp_path))
     assert mine[:2] == other[:2]
-    assert mine[:2] == (4, 1)  # the fifth step is in the journal
+    assert mine[:2] == (4, 1)  # the checkpoint has four steps, the journal the fifth
     whole = pool(ranks.train)[0]
     for name, value in whole.items():
         if name not in ("releases", "variances"):
@@ -47,7 +47,7 @@ def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp
     assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [5, 1]
 
 
-def test_a_full_disk_of_rank_0_ends_both(pool, tmp_path):
+def test_a_full_disk_on_rank_0_is_an_error_on_both(pool, tmp_path):
     own, peer = pool(ranks.journal_on_a_full_disk, str(tmp_path))
     assert own.kind == "OSError"
     assert "Rank 0 of 2 failed with OSError" in peer.text
@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_written_is_an_error_on_both(pool):
 
 
 @pytest.mark.parametrize(("how", "timeout", "limit"), [("killed", 300.0, 100.0), ("hanging", 8.0, 100.0)])
-def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp_path, how, timeout, limit):
+def test_a_rank_that_dies_or_hangs_stops_the_other_and_the_checkpoint_resumes(tmp_path, how, timeout, limit):
     pair = ranks.Pool(tmp_path)
     try:
         for pipe in pair._pipes:
@@ -75,7 +75,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_other_and_the_checkpoint_resumes(tmp
     assert seconds < limit
     if how == "hanging":
         assert seconds >= timeout - 1
-    assert steps_done == 3  # nothing of the fourth step was recorded
+    assert steps_done == 3  # the fourth step is not recorded
     run = ranks.make_run(engine="loop")
     run.load_state_dict(torch.load(tmp_path / f"{how}.pt"))
     expected = ranks.outcome(ranks.make_run(engine="loop"))

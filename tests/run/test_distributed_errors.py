@@ -52,7 +52,7 @@ def test_ranks_that_were_set_up_differently_are_refused(pool, odd, name):
     for failure in pool(ranks.construct, odd):
         assert failure.kind == "DistributedError"
         assert f"Expected the same {name} on all ranks at make_private" in failure.text
-        assert not re.search(r"\b[78]\b", failure.text)  # a seed is in no error
+        assert not re.search(r"\b[78]\b", failure.text)  # no error shows a seed
     assert pool(ranks.construct, {}) == [6, 6]
 
 
@@ -65,15 +65,15 @@ def test_ranks_that_were_set_up_differently_are_refused(pool, odd, name):
         ("draws", "Expected the same position of the noise on all ranks at step 3"),
     ],
 )
-def test_ranks_that_drift_apart_stop(pool, how, words):
+def test_ranks_that_diverge_raise(pool, how, words):
     for failure in pool(ranks.drift, how):
         assert failure.kind == "DistributedError"
         assert words in failure.text
 
 
-def test_a_rank_that_does_something_else_is_named(pool):
+def test_a_rank_that_makes_another_call_is_named(pool):
     peer, own = pool(ranks.drift, "load")
-    assert own.kind == "RuntimeError"  # this run has released something, so it loads nothing
+    assert own.kind == "RuntimeError"  # a run that has released something loads no state
     assert "Rank 1 of 2 failed with RuntimeError before all could go on with step 3" in peer.text
 
 
@@ -95,7 +95,7 @@ def test_devices_without_a_backend_are_refused(pool):
     assert pool(ranks.check_device, "cpu") == [None, None]
 
 
-def test_moments_without_noise_are_refused(pool):
+def test_raw_moments_are_refused(pool):
     for failure in pool(ranks.raw_run):
         assert (failure.kind, "raw=False" in failure.text) == ("ValueError", True)
 
@@ -111,7 +111,7 @@ def test_without_torchrun_or_a_group_the_error_says_what_to_do(monkeypatch):
     assert Ranks.of(False) is None
 
 
-def test_fingerprints_tell_single_bits_apart():
+def test_fingerprints_differ_if_a_single_bit_differs():
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
         values = (torch.randn(50, generator=generator) * 9).to(dtype)
@@ -135,4 +135,4 @@ def test_fingerprints_tell_single_bits_apart():
         [None],
     ]
     assert len({fingerprint(values) for values in different}) == len(different)
-    assert fingerprint([object()]) == fingerprint([object()])  # no address is in a name
+    assert fingerprint([object()]) == fingerprint([object()])  # no memory address enters

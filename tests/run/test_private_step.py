@@ -12,7 +12,9 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import rules
+from tests.support.custom_losses import make_run_with
 from tests.support.small_runs import N, finish, loss, make_data, make_model, make_run
+from tests.support.stopped_runs import parameters, stopped
 
 
 @pytest.mark.parametrize(
@@ -27,9 +29,9 @@ from tests.support.small_runs import N, finish, loss, make_data, make_model, mak
         ),
     ],
 )
-def test_without_noise_and_clipping_a_run_is_torch_optim_step_for_step(name, options, reference):
-    data = make_data()
-    data = TensorDataset(data.tensors[0].double(), data.tensors[1])
+def test_without_noise_and_clipping_every_step_equals_torch_optim(name, options, reference):
+    x, y = make_data().tensors
+    data = TensorDataset(x.double(), y)
     model = make_model(dtype=torch.float64)
     twin = copy.deepcopy(model)
     rule = rules.RULES[name](model.parameters(), **options)
@@ -51,15 +53,13 @@ def test_a_stock_optimizer_gets_the_same_releases_as_the_rule():
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_the_open_loop_is_the_closed_one():
+def test_a_loop_written_out_trains_the_same_weights():
     run = make_run()
     for batch in run.batches():
         release = run.privatize(batch)
         release.write_to(run.rule)
         run.rule.step()
-    assert torch.equal(
-        torch.nn.utils.parameters_to_vector(run.model.parameters()).detach(), finish(make_run())
-    )
+    assert torch.equal(parameters(run), finish(make_run()))
     assert run.steps_done == 6
     assert run.epsilon() == pytest.approx(
         adamas.calibrate.epsilon(noise_multiplier=1.0, sampling_rate=0.2, steps=6, delta=1e-3)
@@ -72,45 +72,18 @@ def test_micro_batches_engines_and_workers_do_not_change_the_result():
         torch.testing.assert_close(finish(make_run(**changes)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_one_nan_example_is_as_if_it_were_not_there():
-    data = make_data()
-    broken = TensorDataset(data.tensors[0].clone(), data.tensors[1])
-    broken.tensors[0][17] = math.nan
-
-    def kept_loss(model, batch):
-        return loss(model, batch) * (batch[0].isfinite().all(1)).to(batch[0].dtype)
-
-    absent = TensorDataset(data.tensors[0].clone(), data.tensors[1])
+def test_an_example_with_nan_counts_as_absent():
+    x, y = make_data().tensors
+    broken = x.clone()
+    broken[17] = math.nan
 
     def absent_loss(model, batch):
-        gone = (batch[0] == data.tensors[0][17]).all(1)
+        gone = (batch[0] == x[17]).all(1)
         return torch.where(gone, 0.0, loss(model, batch))
 
-    model = make_model()
-    run = adamas.make_private(
-        model,
-        rules.SGD(model.parameters(), lr=0.1),
-        absent,
-        absent_loss,
-        batch_size=30,
-        steps=5,
-        noise_multiplier=0.5,
-        delta=1e-3,
-        seed=1,
-    )
-    expected = finish(run)
-    model = make_model()
-    result = finish(
-        make_run(
-            model,
-            rules.SGD(model.parameters(), lr=0.1),
-            broken,
-            batch_size=30,
-            steps=5,
-            noise_multiplier=0.5,
-            seed=1,
-        )
-    )
+    options = {"batch_size": 30, "steps": 5, "noise_multiplier": 0.5, "seed": 1}
+    result = finish(make_run_with(loss, data=TensorDataset(broken, y), **options))
+    expected = finish(make_run_with(absent_loss, **options))
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -124,7 +97,7 @@ def test_an_empty_batch_is_a_noise_only_step_and_counts():
         assert moved > 0
         if step.number == empty + 1:
             noise = torch.cat([g.flatten() for g in step.release.mean.values()])
-            assert 0.5 < noise.std() < 1.6  # 34 values of standard deviation 1: z C / B with B = 1
+            assert 0.5 < noise.std() < 1.6  # 34 values of standard deviation 1 = z C / B
     assert run.ledger.entries[0][1] == 30
 
 
@@ -132,7 +105,7 @@ def test_leaving_the_loop_within_a_logical_batch_leaks_nothing_into_the_next():
     class Interrupted(Exception):
         pass
 
-    calls = 0
+    calls, interrupt_at = 0, None
 
     def interrupted_loss(model, batch):
         nonlocal calls
@@ -141,28 +114,9 @@ def test_leaving_the_loop_within_a_logical_batch_leaks_nothing_into_the_next():
             raise Interrupted
         return loss(model, batch)
 
-    def run_with(interrupt):
-        nonlocal calls, interrupt_at
-        model = make_model()
-        interrupt_at = -1
-        run = adamas.make_private(
-            model,
-            rules.SGD(model.parameters(), lr=0.1),
-            make_data(),
-            interrupted_loss,
-            batch_size=12,
-            steps=4,
-            noise_multiplier=1.0,
-            delta=1e-3,
-            seed=3,
-            micro_batch_size=2,
-        )
-        calls, interrupt_at = 0, interrupt
-        return run
-
-    interrupt_at = -1
-    undisturbed = finish(run_with(-1))
-    run = run_with(3)
+    undisturbed = finish(make_run_with(loss, micro_batch_size=2))
+    run = make_run_with(interrupted_loss, micro_batch_size=2)
+    calls, interrupt_at = 0, 3  # in the first logical batch
     with pytest.raises(Interrupted):
         finish(run)
     assert run.steps_done == 0
@@ -171,13 +125,10 @@ def test_leaving_the_loop_within_a_logical_batch_leaks_nothing_into_the_next():
     assert torch.equal(finish(run), undisturbed)
 
 
-def test_breaking_off_and_going_on_is_the_uninterrupted_run():
+def test_a_loop_that_breaks_and_continues_equals_an_uninterrupted_one():
     expected = finish(make_run(num_workers=2))
-    run = make_run(num_workers=2)
-    for step in run:
-        if step.number == 2:
-            break
-    for _ in run.batches():  # looked at, not released
+    run = stopped(make_run(num_workers=2), 2)
+    for _ in run.batches():  # loads a batch, and releases nothing
         break
     assert run.steps_done == 2
     assert torch.equal(finish(run), expected)
@@ -202,14 +153,14 @@ def test_dropout_is_reproducible_and_leaves_the_global_generator_alone():
     torch.set_rng_state(before)
 
 
-def test_numpy_numbers_are_numbers():
+def test_numpy_numbers_are_accepted_as_options():
     run = make_run(steps=np.int64(2), batch_size=np.int32(12), noise_multiplier=np.float32(1.5))
     assert finish(run).isfinite().all()
     assert run.epsilon() > 0
 
 
-def test_a_tokenizers_batch_keeps_its_kind():
-    class Encoding(UserDict):
+def test_a_batch_of_a_custom_type_reaches_the_loss_unchanged():
+    class Encoding(UserDict):  # as tokenizers return
         def __getattr__(self, name):
             return self.data[name]
 
@@ -221,20 +172,15 @@ def test_a_tokenizers_batch_keeps_its_kind():
     def loss_by_attribute(model, batch):
         return loss(model, (batch.x, batch["y"]))
 
-    model = make_model()
-    run = adamas.make_private(
-        *(model, rules.SGD(model.parameters()), make_data(), loss_by_attribute),
-        **{"batch_size": 10, "steps": 2, "noise_multiplier": 1.0, "delta": 1e-3, "collate_fn": collate},
-    )
-    assert finish(run).isfinite().all()
+    assert finish(make_run_with(loss_by_attribute, collate_fn=collate)).isfinite().all()
 
 
 def test_the_model_after_a_run_is_an_ordinary_module():
     model = make_model()
-    keys, hooks = list(model.state_dict()), [dict(m.__dict__) for m in model.modules()]
+    keys, attributes = list(model.state_dict()), [dict(m.__dict__) for m in model.modules()]
     finish(make_run(model))
     assert list(model.state_dict()) == keys
-    for module, before in zip(model.modules(), hooks, strict=True):
+    for module, before in zip(model.modules(), attributes, strict=True):
         assert module.__dict__.keys() == before.keys()
         assert not module._forward_hooks
         assert not module._backward_hooks

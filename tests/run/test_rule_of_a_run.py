@@ -7,15 +7,16 @@ from torch.optim.swa_utils import AveragedModel
 
 from adamas import Geometry, rules
 from tests.support.small_runs import finish, make_model, make_run
+from tests.support.stopped_runs import parameters, stopped
 
 
-def test_a_scheduler_and_an_average_of_the_weights_follow_the_steps():
+def test_scheduler_and_averaged_weights_follow_the_steps():
     model = make_model()
     rule = rules.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(rule, gamma=0.5)
     average = AveragedModel(model)
     run = make_run(model, rule, scheduler=scheduler, ema=average)
-    seen = [torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone() for _ in run]
+    seen = [parameters(run) for _ in run]
     assert scheduler.get_last_lr() == [0.5**6]
     mean = torch.stack(seen).mean(0)
     ours = torch.nn.utils.parameters_to_vector(run.ema_model.module.parameters())
@@ -24,7 +25,7 @@ def test_a_scheduler_and_an_average_of_the_weights_follow_the_steps():
 
 def test_a_rule_shapes_the_clipping_of_the_next_step():
     class Centered(rules.Rule):
-        """A rule with feedback: the last release is the center, and the scale is 2."""
+        """Centers the clipping at the last release, with a scale of 2."""
 
         def __init__(self, params):
             super().__init__(params, {"lr": 0.1})
@@ -46,19 +47,19 @@ def test_a_rule_shapes_the_clipping_of_the_next_step():
     assert rule.geometry().center.keys() == set(model.parameters())
 
 
-def test_an_optimizer_that_asks_for_several_gradients_is_refused():
+def test_an_optimizer_that_needs_several_gradients_per_step_is_refused():
     model = make_model()
     with pytest.raises(TypeError, match="LBFGS"):
         make_run(model, torch.optim.LBFGS(model.parameters()))
 
 
-def test_no_trainable_parameter_is_refused():
+def test_a_model_without_trainable_parameters_is_refused():
     model = make_model().requires_grad_(False)
     with pytest.raises(ValueError, match="trainable parameter"):
         make_run(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_a_rule_on_other_parameters_is_refused_with_a_name():
+def test_make_private_refuses_a_rule_of_other_parameters_and_names_one():
     model, other = make_model(), make_model()
     with pytest.raises(ValueError, match=r"'0.weight'"):
         make_run(model, rules.SGD(other.parameters()))
@@ -68,11 +69,8 @@ def test_a_rule_on_other_parameters_is_refused_with_a_name():
         make_run(model, rules.SGD([*model.parameters(), *other[0].parameters()]))
 
 
-def test_another_rule_takes_over_within_the_same_budget():
-    run = make_run(epsilon=2.0, noise_multiplier=None)
-    for step in run:
-        if step.number == 3:
-            break
+def test_a_new_rule_takes_over_within_the_same_budget():
+    run = stopped(make_run(epsilon=2.0, noise_multiplier=None), 3)
     run.rule = rules.AdamBC(run.model.parameters())
     finish(run)
     assert run.steps_done == 6
@@ -80,7 +78,7 @@ def test_another_rule_takes_over_within_the_same_budget():
     assert run.rule.state[run.rule.trainable()[0]]["step"] == 3
 
 
-def test_a_rule_over_other_parameters_is_refused():
+def test_a_new_rule_of_other_parameters_is_refused():
     run = make_run()
     with pytest.raises(ValueError, match="hold the model's"):
         run.rule = rules.Adam(make_model().parameters())
@@ -101,7 +99,7 @@ def test_a_scheduler_of_the_old_rule_is_refused():
     finish(run)
 
 
-def test_what_trains_may_not_change_behind_the_rule():
+def test_a_parameter_added_during_a_run_is_refused():
     run = make_run()
     next(iter(run))
     spent = run.epsilon()

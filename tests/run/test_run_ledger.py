@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import adamas
-from adamas import rules
-from tests.support.small_runs import finish, loss, make_data, make_model, make_run
+from tests.support.custom_losses import make_run_with
+from tests.support.small_runs import finish, loss, make_data, make_run
 
 
-def test_the_ledger_of_a_run_is_exactly_its_steps():
+def test_the_ledger_holds_one_event_for_each_step():
     run = make_run()
     finish(run)
     event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(1.0))
@@ -46,7 +46,7 @@ def test_a_budget_is_never_exceeded():
 
 
 @pytest.mark.slow
-def test_other_events_in_the_ledger_and_a_resume_do_not_lift_the_budget():
+def test_other_events_in_the_ledger_and_a_resume_do_not_raise_the_budget():
     budget = {"noise_multiplier": None, "epsilon": 2.0, "accountant": "rdp", "steps": 15}
     run = make_run(**budget)
     run.ledger.record(dp_accounting.GaussianDpEvent(3.0))
@@ -65,7 +65,7 @@ def test_other_events_in_the_ledger_and_a_resume_do_not_lift_the_budget():
     assert resumed.epsilon() <= 2.0
 
 
-def test_an_earlier_run_in_the_same_ledger_counts():
+def test_an_earlier_run_in_the_same_ledger_counts_against_the_budget():
     run = make_run(noise_multiplier=None, epsilon=2.0, accountant="rdp", steps=3)
     run.ledger.record(run.loader.sampler.event({0: [run.noise_multiplier]}), count=3)
     with pytest.raises(RuntimeError, match="epsilon=2"):
@@ -73,7 +73,7 @@ def test_an_earlier_run_in_the_same_ledger_counts():
     assert run.epsilon() <= 2.0
 
 
-def test_a_batch_from_elsewhere_or_from_before_is_refused():
+def test_a_batch_of_another_run_or_step_is_refused():
     run, other = make_run(), make_run()
     with pytest.raises(TypeError, match=r"run.batches\(\)"):
         run.privatize(make_data()[:3])
@@ -98,33 +98,14 @@ def test_shuffled_batches_cost_one_unsampled_gaussian_per_epoch():
 
 
 def test_truncated_batches_have_one_shape_and_padding_has_no_influence():
-    shapes = set()
 
-    def recording_loss(model, batch):
-        shapes.add(batch[0].shape[0])
-        return loss(model, batch)
+    def truncated(max_batch_size):
+        options = {"sampling": "truncated-poisson", "max_batch_size": max_batch_size}
+        return make_run_with(loss, seed=2, engine="loop", **options)
 
-    def trained(max_batch_size):
-        model = make_model()
-        run = adamas.make_private(
-            model,
-            rules.SGD(model.parameters(), lr=0.1),
-            make_data(),
-            recording_loss,
-            batch_size=12,
-            steps=4,
-            noise_multiplier=1.0,
-            delta=1e-3,
-            seed=2,
-            engine="loop",
-            sampling="truncated-poisson",
-            max_batch_size=max_batch_size,
-        )
-        return run, finish(run)
-
-    run, a = trained(30)
-    _, b = trained(50)
-    torch.testing.assert_close(a, b)  # no batch had more than 30 examples: only the padding differs
+    run = truncated(30)
+    # No batch has more than 30 examples, so that only the padding differs.
+    torch.testing.assert_close(finish(run), finish(truncated(50)))
     assert all(len(run.loader.sampler.indices(step).indices) == 30 for step in range(4))
     event = run.ledger.entries[0][0]
     assert isinstance(event, dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent)

@@ -9,9 +9,10 @@ import torch
 
 from adamas import rules
 from tests.support.small_runs import finish, make_model, make_run
+from tests.support.stopped_runs import stopped
 
 
-def test_the_state_of_another_truncation_is_refused():
+def test_a_state_with_another_max_batch_size_is_refused():
     truncated = {"sampling": "truncated-poisson", "steps": 2}
     run = make_run(max_batch_size=20, **truncated)
     finish(run)
@@ -19,13 +20,13 @@ def test_the_state_of_another_truncation_is_refused():
         make_run(max_batch_size=40, **truncated).load_state_dict(run.state_dict())
 
 
-def test_a_seed_reproduces_and_no_seed_does_not():
+def test_only_a_seed_makes_a_run_reproducible():
     assert torch.equal(finish(make_run(seed=4)), finish(make_run(seed=4)))
     assert not torch.equal(finish(make_run(seed=4)), finish(make_run(seed=5)))
     assert not torch.equal(finish(make_run(seed=None)), finish(make_run(seed=None)))
 
 
-def test_only_a_seeded_run_says_that_its_noise_can_be_removed():
+def test_only_a_seeded_run_warns_that_its_noise_can_be_removed():
     assert "seed" in make_run(seed=4).privacy_statement()
     assert "seed" not in make_run(seed=None).privacy_statement()
 
@@ -41,10 +42,7 @@ def test_a_resumed_run_is_bit_equal(name, sampling):
 
     whole = fresh()
     expected = finish(whole)
-    run = fresh()
-    for step in run:
-        if step.number == 3:
-            break
+    run = stopped(fresh(), 3)
     file = io.BytesIO()
     torch.save(run.state_dict(), file)
     resumed = fresh()
@@ -56,7 +54,7 @@ def test_a_resumed_run_is_bit_equal(name, sampling):
         assert torch.equal(p, q)
 
 
-def test_going_back_in_a_run_is_refused_because_it_would_repeat_noise():
+def test_loading_an_earlier_state_is_refused_because_it_would_repeat_noise():
     run = make_run()
     start = copy.deepcopy(run.state_dict())
     finish(run)
@@ -86,16 +84,13 @@ def test_a_secret_seed_is_in_no_state():
     assert run.state_dict()["settings"]["seed"] is None
 
 
-def test_a_shuffled_run_without_a_seed_resumes_at_epochs_only():
-    run = make_run(seed=None, sampling="shuffled", steps=10)
-    for step in run:
-        if step.number == 3:
-            break
+def test_a_shuffled_run_without_a_seed_resumes_only_between_epochs():
+    run = stopped(make_run(seed=None, sampling="shuffled", steps=10), 3)
     with pytest.raises(ValueError, match="seed="):
         make_run(seed=None, sampling="shuffled", steps=10).load_state_dict(run.state_dict())
 
 
-def test_the_state_of_other_settings_is_refused_and_changes_nothing():
+def test_a_state_of_other_settings_is_refused_and_changes_nothing():
     state = make_run().state_dict()
     other = make_run(noise_multiplier=2.0)
     before = finish(make_run(noise_multiplier=2.0))

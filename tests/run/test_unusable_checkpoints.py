@@ -1,4 +1,4 @@
-"""Checkpoints that are incomplete, damaged or of another run are refused; the run stays as it was."""
+"""Checkpoints that are incomplete, damaged or of another run are refused and leave the run unchanged."""
 
 import errno
 import random
@@ -17,7 +17,7 @@ from tests.support.small_runs import N, finish, make_data, make_model, make_run
 from tests.support.stopped_runs import parameters, stopped
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_checkpoint_intact(tmp_path, monkeypatch):
     file = tmp_path / "run.safetensors"
     run = stopped(make_run(), 2)
     run.save(file)
@@ -43,7 +43,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert torch.equal(finish(run), finish(make_run()))
 
 
-def test_a_file_that_is_cut_short_is_refused(saved_run, tmp_path):
+def test_a_truncated_checkpoint_is_refused(saved_run, tmp_path):
     data = saved_run.read_bytes()
     for length in [0, 1, 8, 100, len(data) // 2, len(data) - 1]:
         (tmp_path / "cut").write_bytes(data[:length])
@@ -51,10 +51,10 @@ def test_a_file_that_is_cut_short_is_refused(saved_run, tmp_path):
             adamas.load(tmp_path / "cut", make_run())
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_is(saved_run, tmp_path):
-    """300 random bits, and each bit of the length of the header: refused, or read as what was written.
+def test_a_flipped_bit_is_detected_wherever_it_is(saved_run, tmp_path):
+    """Flips 300 random bits and each bit of the header's length; the file is refused or reads the same.
 
-    The header ends with spaces and may have an order that means nothing: only there a bit may pass.
+    Only bits without meaning may pass: the spaces that end the header, and the order of its keys.
     """
     data = saved_run.read_bytes()
     intact = read_archive(saved_run, "checkpoint", 2)
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(saved_run, tmp_path):
     assert refused > 0.99 * len(places)
 
 
-def test_a_damaged_file_leaves_the_run_as_it_was(saved_run, tmp_path):
+def test_a_damaged_checkpoint_leaves_the_run_unchanged(saved_run, tmp_path):
     data = bytearray(saved_run.read_bytes())
     data[-3] ^= 4
     (tmp_path / "flipped").write_bytes(data)
@@ -83,7 +83,7 @@ def test_a_damaged_file_leaves_the_run_as_it_was(saved_run, tmp_path):
     assert torch.equal(finish(run), finish(make_run()))
 
 
-def test_other_files_are_refused_by_what_they_are(tmp_path, saved_run):
+def test_a_file_that_is_no_checkpoint_of_this_version_is_refused_with_the_reason(tmp_path, saved_run):
     with pytest.raises(FileNotFoundError, match="nothing-here"):
         adamas.load(tmp_path / "nothing-here", make_run())
     save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
@@ -114,7 +114,7 @@ def test_other_files_are_refused_by_what_they_are(tmp_path, saved_run):
         (lambda: make_run(make_model(dtype=torch.float64), data=make_double()), "torch.float64"),
     ],
 )
-def test_another_run_or_model_is_refused_and_stays_as_it_was(saved_run, made, message):
+def test_another_run_or_model_is_refused_and_left_unchanged(saved_run, made, message):
     run = made()
     before = parameters(run)
     with pytest.raises(ValueError, match=message):
@@ -129,7 +129,7 @@ def make_double():
     return torch.utils.data.TensorDataset(x.double(), y)
 
 
-def test_a_run_that_has_released_something_is_refused(saved_run):
+def test_loading_into_a_run_that_has_released_something_is_refused(saved_run):
     run = stopped(make_run(), 1)
     with pytest.raises(RuntimeError, match="released nothing"):
         adamas.load(saved_run, run)
