@@ -12,7 +12,7 @@ from adamas import rules
 from adamas.check import CHECKS, FAIL, NOT_APPLICABLE, PASS, check
 from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from tests.support.checked_runs import NAMES, look, maker
-from tests.support.sabotaged_runs import N, data, made, sound
+from tests.support.sabotaged_runs import N, data, made
 
 
 def test_a_sound_run_passes_and_every_row_is_there():
@@ -98,7 +98,7 @@ def test_a_run_that_is_not_fresh_is_refused():
         check(lambda: None)
 
 
-def test_a_replay_is_shared_out_to_ranks_and_leaves_the_noise_where_it_is():
+def test_a_replay_is_split_among_ranks_and_does_not_advance_the_noise():
     run = maker(seed=1)()
     noise, run.noise = run.noise, Silent(run.noise.seed)
 
@@ -117,7 +117,7 @@ def test_a_replay_is_shared_out_to_ranks_and_leaves_the_noise_where_it_is():
 
 @pytest.mark.parametrize(("streams", "verdict"), [("same", PASS), ("different", FAIL)])
 def test_ranks_must_share_one_stream(streams, verdict):
-    """The other rank says what it knows of its stream; test_distributed.py has a real pair of processes."""
+    """Imitates the other rank; test_distributed.py has a real pair of processes."""
     told = []
 
     class Ranks:
@@ -138,7 +138,7 @@ def test_ranks_must_share_one_stream(streams, verdict):
 
 
 def sound_and_odd():
-    """Padded texts of several lengths, random values in collate_fn, micro-batches, a count of calls."""
+    """Makes a run with padded texts, random values in collate_fn, micro-batches and a counter of calls."""
 
     class Texts(Dataset):
         def __len__(self):
@@ -165,7 +165,7 @@ def sound_and_odd():
 
 
 def sound_and_extreme():
-    """Examples whose gradients vanish beside others that are huge."""
+    """Makes a run in which some gradients are huge and the others vanish beside them."""
     x, y = data().tensors
     x = x.clone()
     x[::3] *= 30
@@ -173,8 +173,8 @@ def sound_and_extreme():
 
 
 @pytest.mark.audits
-@pytest.mark.parametrize("make_run", [sound, sound_and_odd, sound_and_extreme])
-def test_a_sound_run_is_caught_by_no_row(make_run):
+@pytest.mark.parametrize("make_run", [made, sound_and_odd, sound_and_extreme])
+def test_no_row_fails_on_a_sound_run(make_run):
     rows = check(make_run)
     assert len(rows) == len(CHECKS)
     assert [row for row in rows if row.verdict == FAIL] == []

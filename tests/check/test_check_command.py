@@ -1,13 +1,13 @@
 """`adamas check` on the command line."""
 
 import json
-import textwrap
 
 import pytest
 
 from adamas.check import FAIL
 from tests.support.checked_runs import NAMES
 from tests.support.command_line import call
+from tests.support.user_modules import user_modules
 
 MODULE = """
     import torch, adamas, helper_of_the_check
@@ -33,16 +33,13 @@ MODULE = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    import sys
-
-    (tmp_path / "module_of_the_check.py").write_text(textwrap.dedent(MODULE))
-    (tmp_path / "helper_of_the_check.py").write_text("")
-    (tmp_path / "broken_of_the_check.py").write_text("import a_module_that_is_not_there")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.endswith("_of_the_check")]:
-        del sys.modules[name]
+    modules = {
+        "module_of_the_check": MODULE,
+        "helper_of_the_check": "",
+        "broken_of_the_check": "import a_module_that_is_not_there",
+    }
+    with user_modules(tmp_path, monkeypatch, **modules):
+        yield tmp_path
 
 
 @pytest.mark.slow
@@ -71,7 +68,9 @@ def test_the_command_prints_a_table_and_json(capsys, folder):
         ("helper_of_the_check:__doc__", "'__doc__'"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_is_one_line(capsys, folder, command, function, message):
+def test_a_function_that_cannot_be_loaded_gives_one_line_and_exit_code_2(
+    capsys, folder, command, function, message
+):
     code, printed, error = call(capsys, command, function)
     assert code == 2
     assert printed == ""
@@ -80,7 +79,7 @@ def test_a_function_that_cannot_be_loaded_is_one_line(capsys, folder, command, f
 
 
 @pytest.mark.slow
-def test_the_command_shows_a_bar_if_asked(capsys, folder):
+def test_the_command_shows_progress_on_request(capsys, folder):
     code, _, error = call(capsys, "check", "module_of_the_check:make_run", "--progress", "--examples", "2")
     assert code == 0
     assert "checks" in error

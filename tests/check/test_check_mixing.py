@@ -51,7 +51,7 @@ def neighbours_in_the_batch(model, batch):
 
 
 class Centered(torch.autograd.Function):
-    """Mixes examples on the way back only."""
+    """Mixes examples in the backward pass only."""
 
     @staticmethod
     def forward(ctx, x):
@@ -95,8 +95,8 @@ def test_a_loss_that_mixes_examples_is_caught(monkeypatch, kind):
 @pytest.mark.audits
 @pytest.mark.filterwarnings("ignore:engine='auto' takes")
 @pytest.mark.parametrize("kind", MIXING)
-def test_a_loss_that_mixes_examples_has_no_influence_or_is_caught(monkeypatch, kind):
-    """Whatever engine the run takes: either nothing is wrong with its releases, or a row says what is."""
+def test_a_loss_that_mixes_examples_is_caught_with_the_default_engine(monkeypatch, kind):
+    """A row fails, or `make_private` refuses the loss."""
     rows = rows_of(monkeypatch, lambda: made(MIXING[kind]), SENSITIVITY, MIXED)
     assert FAIL in {row.verdict for row in rows.values()}
 
@@ -133,7 +133,7 @@ def of_large_batches(examples):
 
 
 def padded_by_others(examples):
-    """The rest of a row shows the longest one."""
+    """Pads each row with values of the longest one."""
     x, y = default_collate(examples)
     longest = 1 + (x[:, 0].abs() * 10).long() % 6
     row = x[longest.argmax()]
@@ -160,7 +160,7 @@ COLLATED = {
 
 @pytest.mark.parametrize("kind", COLLATED)
 def test_a_collate_function_that_mixes_is_caught(monkeypatch, kind):
-    """Put in place after the run was made, which may refuse it."""
+    """Sets collate_fn after the run is made, since `make_private` may refuse it."""
     collate, name = COLLATED[kind]
 
     def make_run():

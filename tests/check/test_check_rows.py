@@ -1,5 +1,6 @@
 """`adamas check`: each row fails on a run that was sabotaged for it."""
 
+import inspect
 import math
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import adamas
 import adamas.privatize
 from adamas.accounting.ledger import Ledger
 from adamas.check import FAIL, PASS, check
+from adamas.engines import Bookkeeping
 from adamas.geometry import Geometry
 from adamas.noise import GaussianNoise
 from adamas.privatize import PrivateGradient
@@ -21,7 +23,7 @@ from adamas.sampling import Draw, Poisson
 from tests.support.checked_runs import N, Reader, Texts, look, maker, text_loss
 
 
-def test_clipping_that_is_off_is_seen(monkeypatch):
+def test_disabled_clipping_is_detected(monkeypatch):
     monkeypatch.setattr(adamas.privatize, "clip_weights", torch.ones_like)
     verdict, seen = look("sensitivity in the geometry", maker())
     assert verdict == FAIL
@@ -29,15 +31,14 @@ def test_clipping_that_is_off_is_seen(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_geometry_that_is_wrong_after_some_steps_is_seen(monkeypatch):
+def test_a_geometry_that_is_wrong_after_some_steps_is_detected(monkeypatch):
     original = Geometry.scaled
 
-    def wider(self, factor):  # a hundred times the noise's scale, once the rule has a state
+    def wider(self, factor):  # 100 times the scale of the noise, once the rule has a state
         adapted = any(isinstance(s, torch.Tensor) for s in self.scale.values())
         return original(self, factor * 100 if adapted and "privatize" in called_by() else factor)
 
     def called_by():
-        import inspect
 
         return {frame.function for frame in inspect.stack()}
 
@@ -46,7 +47,7 @@ def test_a_geometry_that_is_wrong_after_some_steps_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("factor", [0.0, 1 / 20, 1 / math.sqrt(2), math.sqrt(2), 20.0])
-def test_noise_of_another_variance_is_seen(monkeypatch, factor):
+def test_noise_of_another_variance_is_detected(monkeypatch, factor):
     original = GaussianNoise.add_normal_
     monkeypatch.setattr(
         GaussianNoise, "add_normal_", lambda self, out, std, *rest: original(self, out, std * factor, *rest)
@@ -54,7 +55,7 @@ def test_noise_of_another_variance_is_seen(monkeypatch, factor):
     assert look("noise variance as stated", maker())[0] == FAIL
 
 
-def test_noise_that_shrinks_with_the_batch_is_seen(monkeypatch):
+def test_noise_that_shrinks_with_the_batch_is_detected(monkeypatch):
     original = adamas.run.loop.privatize
 
     def shrinking(engines, geometry, **settings):
@@ -65,7 +66,7 @@ def test_noise_that_shrinks_with_the_batch_is_seen(monkeypatch):
     assert look("noise variance as stated", maker())[0] == FAIL
 
 
-def test_noise_that_is_repeated_is_seen(monkeypatch):
+def test_repeated_noise_is_detected(monkeypatch):
     original = GaussianNoise.add_normal_
 
     def repeated(self, out, *rest):
@@ -76,7 +77,7 @@ def test_noise_that_is_repeated_is_seen(monkeypatch):
     assert look("noise variance as stated", maker(seed=0))[0] == FAIL
 
 
-def test_noise_that_coordinates_share_is_seen(monkeypatch):
+def test_noise_that_coordinates_share_is_detected(monkeypatch):
     original = GaussianNoise.add_normal_
 
     def shared(self, out, *rest):
@@ -93,12 +94,12 @@ def test_a_run_without_noise_does_not_pass():
     assert "noise_multiplier" in rows["noise variance as stated"].remedy
 
 
-def test_releases_that_are_not_recorded_are_seen(monkeypatch):
+def test_releases_that_are_not_recorded_are_detected(monkeypatch):
     monkeypatch.setattr(Ledger, "record_release", lambda self, sampler, step, z: None)
     assert look("every release recorded", maker())[0] == FAIL
 
 
-def test_a_price_that_is_too_low_is_seen(monkeypatch):
+def test_a_recorded_cost_that_is_too_low_is_detected(monkeypatch):
     original = Ledger.record_release
     monkeypatch.setattr(
         Ledger, "record_release", lambda self, sampler, step, z: original(self, sampler, step, 1.1 * z)
@@ -109,7 +110,7 @@ def test_a_price_that_is_too_low_is_seen(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_budget_that_does_not_cover_the_run_is_seen():
+def test_a_budget_that_does_not_cover_the_run_is_detected():
     def make_run():
         run = maker(noise_multiplier=None, epsilon=4.0)()
         plan = run._spending.plan
@@ -123,17 +124,17 @@ def test_a_budget_that_does_not_cover_the_run_is_seen():
     "indices",
     [
         lambda self, step: Draw(np.arange(self.batch_size)),  # always the same
-        lambda self, step: Draw(np.arange(step % 2, N, 2)),  # half of them
-        lambda self, step: Draw(np.array([1, 1, 2])),
+        lambda self, step: Draw(np.arange(step % 2, N, 2)),  # every other example
+        lambda self, step: Draw(np.array([1, 1, 2])),  # one example twice
     ],
 )
-def test_a_sampler_that_lies_is_seen(monkeypatch, indices):
+def test_a_sampler_that_does_not_draw_as_stated_is_detected(monkeypatch, indices):
     monkeypatch.setattr(Poisson, "indices", indices)
     assert look("sampling as stated", maker())[0] == FAIL
 
 
 class Mixing(nn.Module):
-    """Mixes examples in batches that are larger than those on which a run tries the model."""
+    """Mixes examples, but only in batches larger than those that `make_private` tries."""
 
     def __init__(self):
         super().__init__()
@@ -144,12 +145,13 @@ class Mixing(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_layer_that_mixes_examples_is_seen():
+def test_a_layer_that_mixes_examples_is_detected():
     assert look("examples mixed by a layer", maker(Mixing, engine="vmap"))[0] == FAIL
-    assert look("sensitivity in the geometry", maker(Mixing, engine="loop"))[0] == PASS  # each alone
+    # The engine loop takes each example alone.
+    assert look("sensitivity in the geometry", maker(Mixing, engine="loop"))[0] == PASS
 
 
-def test_a_model_that_is_refused_is_one_row():
+def test_a_refused_model_gives_one_failing_row():
     (row,) = check(maker(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))))
     assert row.verdict == FAIL
     assert "BatchNorm1d" in row.seen
@@ -166,7 +168,7 @@ def recording(self, batch, *, absolute=False):
 
 
 @pytest.mark.parametrize("skipped", [without_recording, recording])
-def test_an_empty_batch_that_is_skipped_is_seen(monkeypatch, skipped):
+def test_a_skipped_empty_batch_is_detected(monkeypatch, skipped):
     monkeypatch.setattr(PrivateRun, "privatize", skipped)
     assert look("empty batch", maker())[0] == FAIL
 
@@ -175,13 +177,13 @@ def keeping_nan(norms):
     return norms.clamp(min=1.0).reciprocal()
 
 
-def test_a_nan_that_reaches_the_sum_is_seen(monkeypatch, reader):
+def test_a_nan_that_reaches_the_sum_is_detected(monkeypatch, reader):
     monkeypatch.setattr(adamas.privatize, "clip_weights", keeping_nan)
     assert look("NaN example", maker())[0] == FAIL
     assert look("NaN example", reader)[0] == FAIL
 
 
-def test_a_forward_with_randomness_of_its_own_is_seen():
+def test_a_forward_with_its_own_random_generator_is_detected():
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -196,6 +198,8 @@ def test_a_forward_with_randomness_of_its_own_is_seen():
 
 
 class OneMask(nn.Module):
+    """Uses one mask for all examples of a batch."""
+
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(6, 2)
@@ -206,37 +210,38 @@ class OneMask(nn.Module):
 
 
 class OthersMask(nn.Module):
+    """Draws masks that depend on the other examples of the batch."""
+
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(6, 2)
 
     def forward(self, x):
         if len(x) > 3:
-            torch.rand(int((x > 0).sum()))  # the place in the stream depends on the whole batch
+            torch.rand(int((x > 0).sum()))  # the position in the stream depends on the whole batch
             x = F.dropout(x, 0.5)
         return self.linear(x)
 
 
 @pytest.mark.parametrize("model", [OneMask, OthersMask])
-def test_masks_that_are_shared_or_depend_on_others_are_seen(model):
+def test_masks_that_are_shared_or_depend_on_others_are_detected(model):
     assert look("dropout per example", maker(model, engine="loop", seed=0))[0] == FAIL
 
 
 def doubled_norms(monkeypatch):
-    from adamas.engines import Bookkeeping
 
     original = Bookkeeping.norms
     monkeypatch.setattr(Bookkeeping, "norms", lambda self, geometry: original(self, geometry) / 2)
 
 
-def test_an_engine_that_differs_from_autograd_is_seen(monkeypatch, reader):
+def test_an_engine_that_differs_from_autograd_is_detected(monkeypatch, reader):
     doubled_norms(monkeypatch)
     assert look("gradients as autograd's", maker(engine="bookkeeping"))[0] == FAIL
     assert look("tied parameters", reader)[0] == FAIL
     assert look("sensitivity in the geometry", maker(engine="bookkeeping"))[0] == FAIL
 
 
-def test_a_frozen_parameter_that_moves_is_seen(reader):
+def test_a_frozen_parameter_that_moves_is_detected(reader):
     def moved_by_the_rule():
         run = reader()
         original = run.rule.step
@@ -261,7 +266,7 @@ def test_a_frozen_parameter_that_moves_is_seen(reader):
     assert "'frozen'" in seen
 
 
-def test_an_unused_parameter_without_noise_is_seen(monkeypatch, reader):
+def test_an_unused_parameter_without_noise_is_detected(monkeypatch, reader):
     original = adamas.run.loop.privatize
 
     def sparing(*arguments, **settings):
@@ -277,7 +282,7 @@ def test_an_unused_parameter_without_noise_is_seen(monkeypatch, reader):
     assert "'spare'" in seen
 
 
-def test_a_replay_that_stops_is_no_pass(monkeypatch):
+def test_a_replay_that_raises_does_not_pass(monkeypatch):
     def broken(self, batch, *, absolute=False):
         raise RuntimeError("no batch today")
 

@@ -5,19 +5,12 @@ import pytest
 
 from adamas.check import PASS
 from adamas.sampling import Draw, Poisson, Shuffled
-from tests.support.sabotaged_runs import (
-    ANEW,
-    RATE,
-    SIZES,
-    B,
-    N,
-    assert_caught,
-    made,
-    rows_of,
-)
+from tests.support.sabotaged_runs import ANEW, RATE, SIZES, B, N, assert_caught, made, rows_of
 
 
 def of_indices(indices, **settings):
+    """Returns a function that makes a run whose sampler draws `indices(run, step)`."""
+
     def make_run():
         run = made(**settings)
         run.loader.sampler.indices = lambda step: Draw(indices(run, step))
@@ -27,6 +20,8 @@ def of_indices(indices, **settings):
 
 
 def of_draws(change, **settings):
+    """Returns a function that makes a run whose loader draws `change(draw, step)`."""
+
     def make_run():
         run = made(**settings)
         original = run.loader.draw

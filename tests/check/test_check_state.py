@@ -25,7 +25,7 @@ def warmed_up(model, x):
 
 
 class Remembering(nn.Module):
-    """A loss with a memory of its own."""
+    """A loss that keeps a running mean."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Remembering(nn.Module):
 WRITES = {
     "a buffer": leaking(lambda model, x: model.seen.add_(x.mean(0))),
     "a buffer, by its data": leaking(lambda model, x: model.seen.data.copy_(x[0])),
-    "a buffer that is exchanged": leaking(lambda model, x: setattr(model, "seen", x[0].clone())),
+    "a buffer that is replaced": leaking(lambda model, x: setattr(model, "seen", x[0].clone())),
     "a buffer after a warm-up": leaking(warmed_up, 1),
     "a frozen parameter": leaking(lambda model, x: model.frozen.mul_(1 + x.mean() / 100)),
     "a trainable parameter": leaking(lambda model, x: model.last.bias.add_(x.mean() / 100)),
@@ -54,8 +54,8 @@ WRITES = {
 
 @pytest.mark.parametrize("engine", ["loop", "bookkeeping"])
 @pytest.mark.parametrize("kind", WRITES)
-def test_a_forward_that_leaves_something_behind_is_caught(monkeypatch, kind, engine):
-    """By engine loop each example is alone, so that the run itself never meets the large batch."""
+def test_a_forward_that_keeps_state_is_caught(monkeypatch, kind, engine):
+    """With the engine loop, which takes each example alone, the run itself never sees a large batch."""
 
     def make_run():
         write = WRITES[kind]
@@ -77,7 +77,7 @@ def test_complex_parameters_are_caught(monkeypatch):
     def make_run():
         try:
             return made(model=Complex)
-        except (TypeError, ValueError):  # then put in place afterwards
+        except (TypeError, ValueError):  # refused: add the parameter afterwards
             run = made()
             run.model.weight = nn.Parameter(torch.randn(6, 2, dtype=torch.complex64))
             return run

@@ -9,7 +9,7 @@ from tests.support.small_trainings import DIAGNOSED, TRAIN, in_child, make_ledge
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """A run that nobody disturbed, with diagnostics, and the ledger of its data."""
+    """Trains without interruption, with diagnostics and a data set's ledger, and returns the folder."""
     folder = tmp_path_factory.mktemp("whole")
     ledger = make_ledger(folder / "data.ledger")
     assert in_child([*TRAIN, *DIAGNOSED, "--out", folder / "out", "--data-ledger", ledger.path]) == 0
@@ -18,7 +18,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def refuge(tmp_path, monkeypatch):
-    """The system's temporary directory."""
+    """Replaces the system's temporary directory, and returns the new one."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

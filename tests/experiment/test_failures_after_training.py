@@ -27,7 +27,7 @@ from tests.support.small_trainings import (
 
 
 def after_training(monkeypatch, action):
-    """Does something between the last step and the files."""
+    """Calls `action` after the last step, before the files are written."""
     original = experiment.accuracy
 
     def accuracy(*arguments):
@@ -40,7 +40,7 @@ def after_training(monkeypatch, action):
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], SAVED], ids=["plain", "with checkpoints"])
 @pytest.mark.parametrize("name", RESULTS)
-def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(
+def test_results_that_the_folder_refuses_at_the_end_are_kept_elsewhere(
     name, more, tmp_path, refuge, whole, monkeypatch, capsys
 ):
     ledger = make_ledger(tmp_path / "data.ledger")
@@ -60,7 +60,7 @@ def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(
         assert (place / file).read_bytes() == (whole / "out" / file).read_bytes()
     (spending,) = ledger.spendings()
     assert spending.finished
-    if more:  # the folder can still be finished, and spends nothing more
+    if more:  # resuming completes the folder and spends nothing more
         monkeypatch.undo()
         (out / name).rmdir()
         assert call(capsys, *TRAIN, *more, "--out", out, "--data-ledger", ledger.path)[0] == 0
@@ -77,7 +77,9 @@ def test_what_the_folder_does_not_take_at_the_end_is_kept_elsewhere(
     ],
     ids=["with checkpoints", "with a seed"],
 )
-def test_a_disk_that_is_full_everywhere_at_the_end(more, message, tmp_path, refuge, whole, monkeypatch):
+def test_a_disk_that_is_full_at_the_end_is_reported_with_the_remedy(
+    more, message, tmp_path, refuge, whole, monkeypatch
+):
     ledger = make_ledger(tmp_path / "data.ledger")
     out, words = tmp_path / "out", tmp_path / "words"
     command = [*TRAIN, *more, "--out", out, "--data-ledger", ledger.path]
@@ -103,14 +105,14 @@ def test_a_disk_that_is_full_everywhere_at_the_end(more, message, tmp_path, refu
         assert ledger.spendings() == [spending]
 
 
-def test_without_seed_and_checkpoint_the_loss_is_said(tmp_path, monkeypatch):
+def test_without_seed_and_checkpoint_the_message_says_that_the_model_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(OSError("no place")))
     after_training(monkeypatch, lambda: (tmp_path / "ledger.json").mkdir())
     with pytest.raises(RuntimeError, match=r"no place\. The model is lost\. With --checkpoint-every"):
         experiment.train_and_save(quick(seed=None), tmp_path)
 
 
-def test_a_last_checkpoint_that_fails_does_not_cost_the_result(tmp_path, monkeypatch, capsys, whole):
+def test_the_result_is_kept_if_the_last_checkpoint_fails(tmp_path, monkeypatch, capsys, whole):
     ledger = make_ledger(tmp_path / "data.ledger")
     original = Checkpoints.save
 
@@ -129,7 +131,7 @@ def test_a_last_checkpoint_that_fails_does_not_cost_the_result(tmp_path, monkeyp
     assert spending.finished
 
 
-def test_a_checkpoint_that_fails_before_the_last_step_stops_the_run(tmp_path, monkeypatch):
+def test_an_earlier_checkpoint_that_fails_stops_the_run(tmp_path, monkeypatch):
     original = Checkpoints.save
 
     def save(self, state):
@@ -191,7 +193,7 @@ def test_diagnostics_that_cannot_be_written_do_not_stop_the_run(
         assert load_file(place / "model.safetensors")
 
 
-def test_a_sweep_whose_summary_cannot_be_written(tmp_path, refuge, monkeypatch):
+def test_a_sweep_summary_that_cannot_be_written_is_kept_elsewhere(tmp_path, refuge, monkeypatch):
     out = tmp_path / "out"
     settings = quick(data="digits/validation", epsilon=2.0, noise_multiplier=None, steps=2)
     with pytest.raises(RuntimeError, match=r"sweep\.json, are in"):
@@ -209,7 +211,7 @@ def test_a_sweep_whose_summary_cannot_be_written(tmp_path, refuge, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_of_which_only_the_best_may_be_seen_is_not_kept_elsewhere(tmp_path, refuge, monkeypatch):
+def test_a_failed_run_of_a_sweep_for_the_best_is_not_kept_elsewhere(tmp_path, refuge, monkeypatch):
     def fails(path, tensors):
         raise OSError("no room")
 

@@ -1,13 +1,16 @@
-"""`adamas train --resume`: whenever a command died, it ends in the same files and spends once.
+"""`adamas train --resume`: a command that died at any moment ends in the same files and spends once.
 
-Processes are real, and so are their deaths: a child kills itself as `kill -9` does."""
+The processes are real, and die as `kill -9` ends them.
+"""
 
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from adamas import DataLedger
 from adamas.accounting.data_ledger import DataLedger as Ledger
@@ -24,12 +27,16 @@ from tests.support.small_trainings import (
     in_child,
     make_ledger,
     named,
+    quick,
     result_of,
 )
 
 
 def dying_at(module, function, *, when, before=False):
-    """Replaces a function by one that ends the process, before or after the call for which `when` holds."""
+    """Returns a patch of `function` that kills the process at the call for which `when` holds.
+
+    The process dies before the call or, by default, after it.
+    """
     original = getattr(module, function)
 
     def wrapped(*arguments, **options):
@@ -45,7 +52,7 @@ def dying_at(module, function, *, when, before=False):
 
 
 def nth(number, test):
-    """Holds for one of the calls for which a test holds."""
+    """Returns a condition that holds at the call with this number among those for which `test` holds."""
     count = 0
 
     def when(*arguments):
@@ -57,18 +64,18 @@ def nth(number, test):
 
 
 def renamed(name, number=1, *, before=False):
-    """The death at the renaming of a file that is complete."""
+    """Returns a patch that kills the process when a complete file is renamed to `name`."""
     return dying_at(os, "replace", when=nth(number, lambda _, to: Path(to).name == name), before=before)
 
 
 def removed(name):
-    """The death after a file is removed."""
+    """Returns a patch that kills the process after the file `name` is removed."""
     return dying_at(os, "unlink", when=lambda path, *_: Path(path).name == name)
 
 
 DEATHS = {
     "before anything": lambda: renamed("settings.json", before=True),
-    "before the diagnostics are begun": lambda: renamed("settings.json"),
+    "before the diagnostics start": lambda: renamed("settings.json"),
     "before the first checkpoint": lambda: renamed("diagnostics.jsonl"),
     "within the first checkpoint": lambda: renamed(CHECKPOINT, before=True),
     "after the first checkpoint": lambda: renamed(CHECKPOINT),
@@ -92,7 +99,7 @@ DEATHS = {
 
 @pytest.mark.kills
 @pytest.mark.parametrize("death", DEATHS)
-def test_whenever_a_command_is_killed_resume_ends_in_the_same_files_and_spends_once(
+def test_a_command_killed_at_any_moment_resumes_to_the_same_files_and_spends_once(
     death, whole, tmp_path, capsys
 ):
     out, ledger = tmp_path / "out", make_ledger(tmp_path / "data.ledger")
@@ -103,7 +110,7 @@ def test_whenever_a_command_is_killed_resume_ends_in_the_same_files_and_spends_o
     for name in ("ledger.json", "model.safetensors", "diagnostics.jsonl"):
         assert (out / name).read_bytes() == (whole / "out" / name).read_bytes()
     assert named(out) == sorted([".lock", "diagnostics.jsonl", *RESULTS])
-    spendings = ledger.spendings()  # of each process that released something
+    spendings = ledger.spendings()  # one for each process that released something
     assert all(spending.finished for spending in spendings)
     assert sum(count for spending in spendings for _, count in spending.entries) == STEPS
     (expected,) = DataLedger(whole / "data.ledger").spendings()
@@ -139,9 +146,55 @@ def test_resume_of_a_finished_run_shows_its_result(tmp_path, capsys):
     assert ledger.spendings() == spent
 
 
-def test_half_a_result_without_a_checkpoint_is_not_overwritten(tmp_path, capsys):
+def test_an_incomplete_result_without_a_checkpoint_is_not_overwritten(tmp_path, capsys):
     assert in_child([*TRAIN, "--out", tmp_path], renamed("model.safetensors")) == -signal.SIGKILL
     for more in ([], SAVED):
         code, _, error = call(capsys, *TRAIN, *more, "--out", tmp_path)
         assert code == 2
         assert "model.safetensors" in error
+
+
+def test_an_interrupted_training_continues_to_the_same_files(tmp_path, monkeypatch):
+    settings, out = quick(schedule="cosine"), tmp_path / "out"
+    options = {"diagnose": True, "diagnose_every": 2}
+    whole = experiment.train_and_save(settings, tmp_path / "whole", **options)
+    options |= {"checkpoint_every": 4}
+    diagnostics = experiment.PrivateRun.diagnostics
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    def interrupted_at_six(run, **wanted):
+        if run.steps_done == 6:
+            raise KeyboardInterrupt
+        return diagnostics(run, **wanted)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.PrivateRun, "diagnostics", interrupted_at_six)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.train_and_save(settings, out, **options)
+    assert (out / CHECKPOINT).exists()
+    with pytest.raises(ValueError, match="--resume"):
+        experiment.train_and_save(settings, out, **options)
+    options |= {"resume": True}
+    with pytest.raises(ValueError, match=r"rule_options was \{\}, and is \{'lr': 0.5\} now"):
+        experiment.train_and_save(replace(settings, rule_options={"lr": 0.5}), out, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "accuracy", interrupted)  # between the last step and the result
+        with pytest.raises(KeyboardInterrupt):
+            experiment.train_and_save(settings, out, **options)
+    result = experiment.train_and_save(settings, out, **options)
+    assert {**result, "seconds": 0} == {**whole, "seconds": 0}
+    files = ("model.safetensors", "ledger.json", "diagnostics.jsonl")
+    for name in files:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert named(out) == sorted([*files, ".lock", "result.json"])
+    assert load_file(out / "model.safetensors")
+
+
+def test_resume_needs_checkpoints_and_a_folder(tmp_path, capsys):
+    with pytest.raises(ValueError, match="--checkpoint-every with --resume"):
+        experiment.train_and_save(quick(), tmp_path / "x", resume=True)
+    code, _, error = call(capsys, *TRAIN, "--resume", "--checkpoint-every", "3")
+    assert code == 2
+    assert "--out with --resume" in error

@@ -10,18 +10,12 @@ from adamas._storage.files import own_folder, replace_text
 from adamas.cli import main
 from adamas.experiment import training as experiment
 from tests.support.command_line import call
-from tests.support.small_trainings import (
-    FORK,
-    SAVED,
-    TRAIN,
-    make_ledger,
-    named,
-)
+from tests.support.small_trainings import FORK, SAVED, TRAIN, make_ledger, named
 
 
 @contextlib.contextmanager
 def waiting(arguments):
-    """A command that waits after its first step, in a process of its own."""
+    """Runs a command in another process, which waits after its first step."""
     reached = FORK.Event()
     original = experiment.PrivateRun.privatize
 
@@ -77,13 +71,13 @@ def test_two_sweeps_do_not_share_a_folder(selection, tmp_path, capsys):
             code, _, error = call(capsys, *TRAIN, "--out", tmp_path / "run-1")
             assert code == 2
             assert "Another training" in error
-    assert call(capsys, *command)[0] == 0  # which also removes what the dead one left, and nobody may see
+    assert call(capsys, *command)[0] == 0  # also removes what the dead process left, which must stay secret
     assert set(named(tmp_path)) == {".lock", "sweep.json"} | (
         {"best"} if selection == "best" else {"run-1", "run-2"}
     )
 
 
-def test_a_folder_that_stayed_empty_is_removed_and_others_are_not(tmp_path):
+def test_only_a_folder_that_stayed_empty_is_removed(tmp_path):
     with own_folder(tmp_path / "a" / "b", ["file"]):
         assert named(tmp_path / "a" / "b") == [_files._LOCK]
     assert named(tmp_path) == []

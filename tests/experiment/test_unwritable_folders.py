@@ -41,7 +41,7 @@ def test_a_directory_in_the_place_of_a_file_is_refused_before_anything_is_spent(
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file"])
-def test_a_folder_that_cannot_be_made_is_refused(kind, tmp_path, capsys):
+def test_a_folder_that_cannot_be_created_is_refused(kind, tmp_path, capsys):
     (tmp_path / "file").touch()
     out = tmp_path / "file" if kind == "file" else tmp_path / "file" / "out"
     code, _, error = call(capsys, *TRAIN, "--out", out)
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_made_is_refused(kind, tmp_path, capsys):
 
 @contextlib.contextmanager
 def read_only_folder():
-    """A folder in which this process may not write; a superuser is somebody else meanwhile."""
+    """Makes a folder that this process may not write to; a superuser becomes another user meanwhile."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o555)
         superuser = os.geteuid() == 0
@@ -76,7 +76,7 @@ def test_a_read_only_folder_is_refused_before_anything_is_spent(below, capsys, m
 
 
 def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path):
-    """As a limit on the size of files, which the system enforces."""
+    """Imitates the full disk by the system's limit on the size of files."""
     ledger = make_ledger(tmp_path / "data.ledger")
     out = tmp_path / "out"
     out.mkdir()
@@ -94,7 +94,7 @@ def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path):
     assert named(out) == [".lock"]
 
 
-def test_a_sweep_is_refused_where_a_run_has_no_place(tmp_path):
+def test_a_sweep_is_refused_if_a_file_has_the_name_of_a_run(tmp_path):
     (tmp_path / "run-2").touch()
     settings = quick(data="digits/validation", epsilon=2.0, noise_multiplier=None)
     with pytest.raises(ValueError, match="without run-2"):

@@ -1,4 +1,4 @@
-"""Files are written whole: synced before they get their names, and leftovers are removed."""
+"""Files appear only when complete: synced before they are renamed, and without leftovers."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,7 @@ from tests.support.small_trainings import FORK, die, named, quick
 
 
 @pytest.mark.parametrize("writer", ["training", "cache", "page"])
-def test_files_are_on_disk_before_they_have_their_names(writer, tmp_path, monkeypatch):
-    """Each renaming follows the sync of the file that is renamed."""
+def test_files_are_synced_before_they_are_renamed(writer, tmp_path, monkeypatch):
     synced, names = [], []
     fsync, replace = os.fsync, os.replace
 
@@ -23,7 +22,7 @@ def test_files_are_on_disk_before_they_have_their_names(writer, tmp_path, monkey
         fsync(handle)
 
     def record_replace(source, target):
-        assert os.stat(source).st_ino in synced, f"{target} was not synced"
+        assert os.stat(source).st_ino in synced, f"{target} is renamed before it is synced"
         names.append(Path(target).name)
         replace(source, target)
 
@@ -43,7 +42,7 @@ def test_files_are_on_disk_before_they_have_their_names(writer, tmp_path, monkey
         assert names == ["README.md"]
 
 
-def test_what_a_process_left_that_died_is_removed(tmp_path):
+def test_leftovers_of_a_dead_process_are_removed(tmp_path):
     def dies():
         os.replace = lambda *_: die()
         replace_text(tmp_path / "file", "half")

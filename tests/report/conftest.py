@@ -8,7 +8,7 @@ from tests.support.report_files import QUICK
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Folders of three runs, one of them raw, made once."""
+    """Trains four runs, one of them raw and one without diagnostics, and returns their folder."""
     root = tmp_path_factory.mktemp("runs")
     for name, options in {
         "corrected": ["--rule", "adam-bc", "--steps", "12", "--diagnose"],

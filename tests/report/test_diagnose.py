@@ -1,4 +1,4 @@
-"""`adamas train --diagnose`: lines of diagnostics that cost no privacy."""
+"""`adamas train --diagnose`: diagnostics of the optimizer, at no privacy cost."""
 
 import pytest
 import torch
@@ -8,11 +8,12 @@ from adamas.experiment import training as experiment
 from adamas.report import write_report
 from tests.support.command_line import call
 from tests.support.pages import read_page
-from tests.support.report_files import QUICK, lines_of
+from tests.support.report_files import QUICK, diagnostics_of
+from tests.support.small_trainings import quick
 
 
-def test_train_writes_a_line_per_step_of_a_short_run_and_histograms_at_the_end(runs):
-    lines = lines_of(runs / "corrected")
+def test_a_short_run_has_a_line_for_each_step_and_histograms_in_the_last(runs):
+    lines = diagnostics_of(runs / "corrected")
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert ["histograms" in line for line in lines] == [False] * 11 + [True]
     assert all(line["private"] is True for line in lines)
@@ -22,17 +23,14 @@ def test_train_writes_a_line_per_step_of_a_short_run_and_histograms_at_the_end(r
     assert sum(lines[-1]["histograms"]["v_hat"]["counts"]) + lines[-1]["histograms"]["v_hat"]["below"] == 650
 
 
-def test_the_distance_of_lines_can_be_chosen_and_the_last_step_is_among_them(runs):
-    assert [line["step"] for line in lines_of(runs / "sgd")] == [2, 4, 5]
+def test_diagnose_every_sets_the_interval_and_includes_the_last_step(runs):
+    assert [line["step"] for line in diagnostics_of(runs / "sgd")] == [2, 4, 5]
 
 
-def test_a_long_run_has_fifty_lines_at_most(runs, monkeypatch, tmp_path):
+def test_a_long_run_has_a_limited_number_of_lines(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment, "_LINES", 5)
-    settings = experiment.Settings(
-        data="digits", model="linear", rule="sgd", batch_size=8, delta=1e-5, noise_multiplier=9.0, steps=12
-    )
-    experiment.train_and_save(settings, tmp_path / "run", diagnose=True)
-    assert [line["step"] for line in lines_of(tmp_path / "run")] == [3, 6, 9, 12]
+    experiment.train_and_save(quick(steps=12), tmp_path / "run", diagnose=True)
+    assert [line["step"] for line in diagnostics_of(tmp_path / "run")] == [3, 6, 9, 12]
 
 
 def test_diagnosing_changes_neither_weights_nor_ledger(runs):
@@ -45,10 +43,7 @@ def test_diagnosing_changes_neither_weights_nor_ledger(runs):
 
 
 @pytest.mark.usefixtures("plots")
-def test_a_run_that_dies_leaves_whole_lines(monkeypatch, tmp_path):
-    settings = experiment.Settings(
-        data="digits", model="linear", rule="adam", batch_size=64, delta=1e-5, noise_multiplier=9.0, steps=9
-    )
+def test_a_run_that_dies_leaves_complete_lines_that_can_be_reported(monkeypatch, tmp_path):
     original = experiment.PrivateRun.diagnostics
 
     def dying(self, **options):
@@ -58,18 +53,18 @@ def test_a_run_that_dies_leaves_whole_lines(monkeypatch, tmp_path):
 
     monkeypatch.setattr(experiment.PrivateRun, "diagnostics", dying)
     with pytest.raises(KeyboardInterrupt):
-        experiment.train_and_save(settings, tmp_path / "run", diagnose=True)
-    assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2, 3]
+        experiment.train_and_save(quick(), tmp_path / "run", diagnose=True)
+    assert [line["step"] for line in diagnostics_of(tmp_path / "run")] == [1, 2, 3]
     with pytest.raises(ValueError, match=r"diagnostics\.jsonl"):
-        experiment.train_and_save(settings, tmp_path / "run", diagnose=True)
-    # What is there can be drawn, also with half a line behind it.
+        experiment.train_and_save(quick(), tmp_path / "run", diagnose=True)
+    # The complete lines can be reported, even if an incomplete one follows.
     with (tmp_path / "run" / "diagnostics.jsonl").open("a") as file:
         file.write('{"step": 4, "over')
     assert write_report([tmp_path / "run"], tmp_path / "page.html") == []
     assert "did not finish" in read_page(tmp_path / "page.html").text
 
 
-def test_bad_options_are_refused_and_leave_nothing(capsys, tmp_path, monkeypatch):
+def test_bad_options_are_refused_and_leave_no_file(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options, message in (
         (["--raw"], "--diagnose with --raw"),

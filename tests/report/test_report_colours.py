@@ -15,7 +15,7 @@ def luminance(colour):
 
 
 def contrast(one, other):
-    """As the Web Content Accessibility Guidelines define it."""
+    """Returns the contrast ratio that the Web Content Accessibility Guidelines define."""
     low, high = sorted([luminance(one), luminance(other)])
     return (high + 0.05) / (low + 0.05)
 
@@ -26,7 +26,7 @@ def test_contrast_of_known_colours():
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_and_curves_stand_out_in_both_schemes(scheme):
+def test_text_and_curves_have_enough_contrast_in_both_schemes(scheme):
     style = (Path(adamas.report.__file__).parent / "style.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})\b", part)) for part in style.split("@media")[:2])
     assert light.keys() == dark.keys()

@@ -1,4 +1,4 @@
-"""What reports say about privacy: guarantees are never understated, and runs without one are marked."""
+"""Privacy in reports: epsilon is never rounded down, and runs without a guarantee are marked."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 from adamas.report import write_report
 from tests.support.command_line import call
 from tests.support.pages import TABLE, read_page, write_lines, write_table
-from tests.support.report_files import QUICK, lines_of, read_lines
+from tests.support.report_files import QUICK, diagnostics_of, results_of
 
 
 def test_every_output_of_a_raw_run_says_that_it_is_not_private(runs, capsys, tmp_path):
@@ -17,7 +17,7 @@ def test_every_output_of_a_raw_run_says_that_it_is_not_private(runs, capsys, tmp
     assert result["epsilon"] == "inf"
     assert "NOT PRIVATE" in result["privacy"]
     assert result["settings"]["raw"] is True
-    lines = lines_of(runs / "raw")
+    lines = diagnostics_of(runs / "raw")
     assert all(line["private"] is False and "raw" in line for line in lines)
     assert "histograms" in lines[-1]["raw"]
     options = [*QUICK, "--steps", "2", "--diagnose", "--raw", "--out", tmp_path / "again"]
@@ -49,7 +49,7 @@ def test_a_report_marks_a_raw_run_in_red(runs, capsys, tmp_path):
 @pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize("kept", ["result.json", "ledger.json", "diagnostics.jsonl"])
 def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, kept):
-    """All files but one belong to a private run: the page warns."""
+    """One file is of the raw run, the others are of a private one: the page warns."""
     for name in ("result.json", "ledger.json", "diagnostics.jsonl"):
         source = runs / ("raw" if name == kept else "corrected") / name
         (tmp_path / name).write_bytes(source.read_bytes())
@@ -68,9 +68,9 @@ def test_one_file_is_enough_to_tell_that_a_run_is_not_private(runs, tmp_path, ke
         {"moments": {"private": False}},
     ],
 )
-def test_a_row_that_is_not_private_is_marked_loudly(capsys, tmp_path, change):
+def test_a_row_that_is_not_private_is_marked_in_the_page_and_the_output(capsys, tmp_path, change):
     folder = write_table(tmp_path)
-    lines = read_lines(folder)
+    lines = results_of(folder)
     assert (lines[0]["row"], lines[0]["column"]) == ("sgd", "a")
     write_lines(folder, [lines[0] | change, *lines[1:]])
     code, printed, _ = call(capsys, "report", folder)
@@ -88,28 +88,26 @@ def test_a_table_of_runs_that_are_not_private_promises_nothing(tmp_path):
     write_report([write_table(tmp_path, private=False, epsilon="inf")], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html", sortable=True)
     assert "None of the runs is private." in page.text
-    assert "91.6</b>" not in (tmp_path / "page.html").read_text()  # the best, but not among private ones
+    assert "91.6</b>" not in (tmp_path / "page.html").read_text()  # the best accuracy is bold only if private
     assert "bounded by" not in page.text
 
 
 @pytest.mark.usefixtures("plots")
-def test_epsilon_is_never_rounded_below_itself(tmp_path):
+def test_epsilon_is_never_rounded_down(tmp_path):
     folder = write_table(tmp_path, epsilon={"pld": 0.78401, "rdp": None})
     write_report([folder], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html", sortable=True)
     assert "ε = 0.79 and δ = 1e-5" in page.text
     assert "0.78 " not in page.text
-    assert "By RDP" not in page.text  # it has no bound
+    assert "By RDP" not in page.text  # RDP gives no bound here
 
 
 @pytest.mark.usefixtures("plots")
 def test_each_delta_has_its_own_guarantee(tmp_path):
     text = TABLE.replace("{ noise_multiplier = 4.0 }", "{ noise_multiplier = 4.0, delta = 1e-4 }")
     folder = write_table(tmp_path, text=text)
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["delta"] = 1e-4 if line["column"] == "c" else 1e-5
-    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [line | {"delta": 1e-4 if line["column"] == "c" else 1e-5} for line in results_of(folder)]
+    write_lines(folder, lines)
     write_report([folder], tmp_path / "page.html")
     text = read_page(tmp_path / "page.html", sortable=True).text
     assert "ε = 1.50 to 3.00 and δ = 1e-5" in text

@@ -8,7 +8,7 @@ import pytest
 from adamas.report import write_report
 from tests.support.command_line import call
 from tests.support.pages import read_page
-from tests.support.report_files import EVIL, lines_of
+from tests.support.report_files import EVIL, diagnostics_of
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_report_compares_two_runs_on_one_page(runs, capsys, tmp_path):
     assert page.tags.count("svg") == 6 + 2 + 5
 
 
-def test_the_default_place_of_a_report_is_the_folder(runs, capsys):
+def test_a_report_is_written_to_the_folder_by_default(runs, capsys):
     code, printed, _ = call(capsys, "report", runs / "plain")
     assert code == 0
     assert printed.strip() == str(runs / "plain" / "report.html")
@@ -51,7 +51,7 @@ def test_the_default_place_of_a_report_is_the_folder(runs, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plots")
-def test_everything_is_escaped(runs, tmp_path):
+def test_all_texts_of_a_run_are_escaped(runs, tmp_path):
     evil = EVIL
     folder = tmp_path / "a<b>&'\"$x^$"
     folder.mkdir()
@@ -68,7 +68,7 @@ def test_everything_is_escaped(runs, tmp_path):
     event = {"kind": evil, evil: [evil, {"kind": evil}]}
     ledger = {"relation": evil, "entries": [{"event": event, "count": 2}], "open": None}
     (folder / "ledger.json").write_text(json.dumps(ledger))
-    lines = lines_of(runs / "raw")
+    lines = diagnostics_of(runs / "raw")
     for line in lines:
         line["layers"] = {evil: line["layers"]["1.weight"], "_hidden": line["layers"]["1.bias"]}
     (folder / "diagnostics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -82,8 +82,8 @@ def test_everything_is_escaped(runs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plots")
-def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
-    lines = lines_of(runs / "corrected")[-2:]
+def test_values_of_a_wrong_type_are_left_out(runs, tmp_path):
+    lines = diagnostics_of(runs / "corrected")[-2:]
     lines[0]["overall"] = None
     lines[1]["overall"] |= {"on_floor": "many", "noise_share": True, "effective_lr": 3, "center_norm": None}
     lines[1]["layers"] = {}
@@ -96,8 +96,8 @@ def test_values_of_a_wrong_kind_are_left_out(runs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plots")
-def test_many_layers_are_cut_to_the_largest(runs, tmp_path):
-    line = lines_of(runs / "corrected")[-1]
+def test_only_the_largest_of_many_layers_are_shown(runs, tmp_path):
+    line = diagnostics_of(runs / "corrected")[-1]
     line["layers"] = {f"layer{i}": line["layers"]["1.bias"] | {"coordinates": i + 1} for i in range(40)}
     (tmp_path / "diagnostics.jsonl").write_text(json.dumps(line) + "\n")
     write_report([tmp_path], tmp_path / "page.html")
@@ -107,7 +107,7 @@ def test_many_layers_are_cut_to_the_largest(runs, tmp_path):
     assert "layer15" not in text
 
 
-def test_folders_of_one_name_are_told_apart_by_their_paths(runs, tmp_path):
+def test_folders_of_the_same_name_are_shown_with_their_paths(runs, tmp_path):
     for parent in ("a", "b"):
         (tmp_path / parent / "run").mkdir(parents=True)
         copied = (runs / "sgd" / "result.json").read_bytes()
@@ -128,7 +128,7 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(runs, tmp_path):
         ({"result.json": "{}", "ledger.json": "3"}, "ledger.json to hold a JSON object"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_one_line_and_exit_code_2(capsys, tmp_path, files, message):
+def test_a_folder_that_cannot_be_read_gives_one_line_and_exit_code_2(capsys, tmp_path, files, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     code, printed, error = call(capsys, "report", tmp_path)

@@ -11,7 +11,7 @@ from adamas.report import write_report
 from adamas.reproduce import load_table
 from tests.support.command_line import call
 from tests.support.pages import MEANS, SPENT, TABLE, finished, read_page, write_lines, write_table
-from tests.support.report_files import EVIL, lines_of, read_lines
+from tests.support.report_files import EVIL, diagnostics_of, results_of
 
 CELLS = [(row, column) for row in MEANS for column in SPENT]
 
@@ -50,7 +50,7 @@ def test_a_table_has_its_claim_privacy_numbers_figures_and_settings(capsys, tmp_
         assert words in page.text, words
     assert "NOT PRIVATE" not in page.text
     assert "alert" not in dict(page.attributes).values()
-    # Against epsilon, the better two once more, the scatter, the state, and three learning curves.
+    # Accuracy against epsilon, the same for the better two, the scatter, the state, three learning curves.
     said = page.figures()
     assert len(said) == 4 + 3
     assert "DP-SGD 88.1% at ε = 0.70, 90.1% at 3.00" in said[0]
@@ -61,7 +61,7 @@ def test_a_table_has_its_claim_privacy_numbers_figures_and_settings(capsys, tmp_
 
 
 @pytest.mark.usefixtures("plots")
-def test_the_values_to_sort_by_are_the_means_and_the_best_are_bold(tmp_path):
+def test_cells_sort_by_their_means_and_the_best_are_bold(tmp_path):
     write_report([write_table(tmp_path, cells=[("sgd", "a"), ("adam", "a")])], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     numbers = re.search(r'<table class="sortable">.*?</table>', text, re.DOTALL)[0]
@@ -69,14 +69,14 @@ def test_the_values_to_sort_by_are_the_means_and_the_best_are_bold(tmp_path):
     assert [re.findall(r'data-value="([^"]*)"', row)[:2] for row in rows] == [
         ["DP-SGD", "90.1"],
         ["DP-Adam", "91.6"],
-        ["DP-AdamBC"],  # a run that is missing has none, and comes last
+        ["DP-AdamBC"],  # a missing run has no value, and comes last
     ]
     assert re.findall(r'<b class="best">(.*?)</b>', rows[1]) == ["91.6", "92.0", "91.0"]
     assert '<b class="best">' not in rows[2]
 
 
 @pytest.mark.usefixtures("plots")
-def test_points_say_what_they_are_where_the_mouse_is(tmp_path):
+def test_points_have_tooltips(tmp_path):
     write_report([write_table(tmp_path)], tmp_path / "page.html")
     assert "<title>DP-Adam, σ = 2: ours 90.6, published 91</title>" in (tmp_path / "page.html").read_text()
 
@@ -94,17 +94,17 @@ def test_tables_of_an_experiments_folder_have_an_index_and_runs_come_last(runs, 
     assert code == 0
     assert printed.splitlines() == ["NOT PRIVATE: raw", str(tmp_path / "p")]
     page = read_page(tmp_path / "p", sortable=True)
-    assert page.text.count("adamas: 2 tables and 1 run") == 2  # title and heading: no table comes twice
+    assert page.text.count("adamas: 2 tables and 1 run") == 2  # title and heading; no table is listed twice
     assert ("href", "#table0") in page.attributes
     assert ("href", "#table1") in page.attributes
     assert ("id", "table1") in page.attributes
     places = [page.text.rindex(words) for words in ("the same rules", "three rules", "Over time")]
-    assert places == sorted(places)  # in the order of their names: other/second, paper/table
+    assert places == sorted(places)  # sorted by name: other/second, paper/table
     assert "NOT PRIVATE: raw" in page.text
 
 
 @pytest.mark.usefixtures("plots")
-def test_without_arguments_the_tables_here_are_reported(capsys, monkeypatch, tmp_path):
+def test_without_arguments_the_experiments_folder_is_reported(capsys, monkeypatch, tmp_path):
     write_table(tmp_path / "experiments")
     monkeypatch.chdir(tmp_path)
     code, printed, _ = call(capsys, "report")
@@ -134,7 +134,7 @@ def test_results_elsewhere_find_their_table_by_name(capsys, monkeypatch, tmp_pat
 
 
 @pytest.mark.usefixtures("plots")
-def test_everything_in_a_table_is_escaped(tmp_path):
+def test_all_texts_of_a_table_are_escaped(tmp_path):
     values = {"title": EVIL, "source": EVIL, "claim": EVIL, "notes": [EVIL], "findings": [EVIL]}
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()) + "seeds = 1\n"
     text += f"""
@@ -166,12 +166,12 @@ published = [[90.0, 0.1]]
 
 
 @pytest.mark.usefixtures("plots")
-def test_a_table_that_is_not_finished_says_how_far_it_is(tmp_path):
+def test_an_unfinished_table_shows_its_progress(tmp_path):
     folder = write_table(tmp_path, cells=CELLS[:2], seeds=1)
     table = load_table(folder.with_suffix(".toml"))
-    write_lines(folder, [*read_lines(folder), finished(table, "sgd", "a", 1)])
+    write_lines(folder, [*results_of(folder), finished(table, "sgd", "a", 1)])
     with (folder / "results.jsonl").open("a") as file:
-        file.write('{"row": "sgd", "col')  # being written
+        file.write('{"row": "sgd", "col')  # a line that is being written
     write_report([folder], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html", sortable=True)
     for words in ("3 of 18", "1 to 2 of 2 seeds", "1 seed", "2 seeds", "–", "ε = 1.50 to 3.00"):
@@ -221,8 +221,8 @@ def test_a_table_without_published_numbers_is_not_compared(tmp_path):
 @pytest.mark.usefixtures("plots")
 def test_moments_in_the_results_are_drawn(runs, tmp_path):
     folder = write_table(tmp_path, cells=[("sgd", "a"), ("bc", "a"), ("bc", "c")], seeds=1)
-    moments = lines_of(runs / "corrected")[-1]
-    lines = read_lines(folder)
+    moments = diagnostics_of(runs / "corrected")[-1]
+    lines = results_of(folder)
     write_lines(folder, [line | ({"moments": moments} if line["row"] == "bc" else {}) for line in lines])
     write_report([folder], tmp_path / "page.html")
     page = read_page(tmp_path / "page.html", sortable=True)
@@ -252,7 +252,7 @@ def test_accuracy_on_held_out_examples_is_called_validation_accuracy(tmp_path):
 )
 def test_results_that_do_not_belong_to_the_table_are_refused(capsys, tmp_path, change, message):
     folder = write_table(tmp_path)
-    lines = read_lines(folder)
+    lines = results_of(folder)
     write_lines(folder, [lines[0] | change, *lines[1:]])
     code, _, error = call(capsys, "report", folder)
     assert code == 2

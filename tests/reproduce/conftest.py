@@ -8,11 +8,12 @@ from tests.support.small_tables import Pool, write
 
 @pytest.fixture
 def real_processes():
-    """For the tests of the processes themselves."""
+    """Lets a test start real processes."""
 
 
 @pytest.fixture(autouse=True)
 def processes(request, monkeypatch):
+    """Makes runs in this process, unless a test uses `real_processes`."""
     if "real_processes" not in request.fixturenames:
         monkeypatch.setattr(runner, "ProcessPoolExecutor", Pool)
 

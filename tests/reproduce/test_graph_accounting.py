@@ -22,20 +22,20 @@ def shares_by_counting(nodes: int, batch_size: int, affected: int) -> list[float
     return [counts.count(rho) / len(batches) for rho in range(affected + 1)]
 
 
-def test_the_affected_terms_are_counted_as_by_going_through_all_batches():
+def test_term_probabilities_equal_a_count_over_all_batches():
     found = graph_accounting.term_probabilities(nodes=6, batch_size=3, max_degree=2)
     assert np.allclose(found, shares_by_counting(6, 3, 3), atol=1e-14)
 
 
 def divergence(p_logs: list, q_logs: list, shares: list[float], alpha: float) -> float:
-    """Of order alpha, of pairs of densities with shares, by the trapezoidal rule on a wide grid."""
+    """Returns the Rényi divergence of pairs of densities with shares, by the trapezoidal rule."""
     x = np.linspace(-200, 200, 40_001)
     powers = [np.exp(alpha * p(x) + (1 - alpha) * q(x)) for p, q in zip(p_logs, q_logs, strict=True)]
     return math.log(np.dot(shares, np.trapezoid(powers, x, axis=1))) / (alpha - 1)
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 4.0, 9.0])
-def test_the_release_is_below_the_bound_and_with_the_number_of_terms_on_it(alpha):
+def test_the_bound_holds_and_is_reached_if_the_number_of_terms_is_known(alpha):
     # Clipping norm 1. In one data set the affected gradients are +1, in the other -1; the rest are 0.
     sigma = TINY["noise_multiplier"] * 2 * 3
     shares = shares_by_counting(6, 3, 3)
@@ -50,7 +50,7 @@ def test_the_release_is_below_the_bound_and_with_the_number_of_terms_on_it(alpha
     assert 0 < divergence([mixture(plus)], [mixture(minus)], [1.0], alpha) < bound
 
 
-def test_all_terms_in_every_batch_is_the_gaussian_mechanism():
+def test_with_all_terms_in_every_batch_it_is_the_gaussian_mechanism():
     full = {"noise_multiplier": 1.3, "nodes": 4, "batch_size": 4, "max_degree": 3}
     assert np.allclose(graph_accounting.renyi([2.0, 5.5], **full), np.array([2.0, 5.5]) / (2 * 1.3**2))
     gaussian = dp_accounting.GaussianDpEvent(1.3)
@@ -93,6 +93,6 @@ def test_the_steps_are_the_most_that_keep_the_budget_and_pld_allows_more():
         ({"epsilon": 0.01}, "pay for one step"),
     ],
 )
-def test_a_graph_run_that_cannot_be_is_refused(change, message):
+def test_an_impossible_graph_run_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         graph_accounting.steps(**({"epsilon": 5.0, "delta": 1e-5} | TINY | change))

@@ -39,7 +39,7 @@ def rows():
     return published_numbers(FILE, tight=False)
 
 
-# Typed from a computation outside this library: (paper, place) -> the values in the order of the file.
+# Results of a computation outside this library: (paper, place) -> values in the order of the file.
 EXPECTED = {
     ("DP-MacAdam", "Table I"): [7.490, 3.999, 2.326, 1.457, 1.022, 0.795],
     ("DP-MacAdam", "Table II"): [10.398, 5.878, 2.446, 1.110, 0.662],
@@ -68,8 +68,8 @@ def test_every_published_number_is_there(rows):
 
 
 @pytest.mark.slow
-def test_the_page_that_comes_with_the_table_has_these_numbers(rows):
-    """But for the tight values, which take a minute."""
+def test_the_committed_page_has_these_numbers(rows):
+    """Leaves out the tight values, which take a minute."""
     text = FILE.with_suffix("").joinpath("README.md").read_text(encoding="utf-8")
     for row in grid(rows)[1:]:
         assert f"| {' | '.join(row[:8])} |" in text, row
@@ -87,11 +87,11 @@ def test_the_reproduced_values_are_those_of_an_independent_computation(rows, key
             assert row.reproduced == expected
         else:
             digits = 2 if key == ("DP-AdamBC", "Appendix A") else 3
-            # Half of the last digit; 1e-4 more for noise that is rounded up, and for other FFTs.
+            # Half of the last digit, and 1e-4 for noise that is rounded up and for other FFTs.
             assert abs(row.reproduced - expected) <= 0.5 * 10**-digits + 1e-4
 
 
-def test_all_agree_and_those_that_need_a_tolerance_say_why(rows):
+def test_all_rows_agree_and_every_tolerance_has_a_reason(rows):
     assert all(row.agrees is True for row in rows)
     assert sum("Within " in row.remark for row in rows) == 4
     assert all(row.missing == "" and row.tight is None and row.spent is None for row in rows)
@@ -109,7 +109,7 @@ def test_all_agree_and_those_that_need_a_tolerance_say_why(rows):
     ],
 )
 def test_a_wrong_value_does_not_agree(old, new):
-    if "1.46" in old:  # by the PRV accountant of Opacus
+    if "1.46" in old:  # a value of the PRV accountant of Opacus
         pytest.importorskip("opacus")
     text = FILE.read_text(encoding="utf-8")
     assert text.count(old) == 1
@@ -124,9 +124,9 @@ def test_remarks_on_other_conventions_hold():
     snli = {"noise_multiplier": 0.4, "sampling_rate": 256 / 549_367, "steps": 5 * 2146}
     assert round(calibrate.epsilon(**snli, delta=1e-5, accountant="rdp"), 2) == 10.08
     assert round(calibrate.epsilon(**snli, delta=1e-5), 2) == 8.22
-    for count, steps in [(239, 7.0), (240, 7.1), (245, 7.1), (246, 7.2)]:
+    for steps, expected in [(239, 7.0), (240, 7.1), (245, 7.1), (246, 7.2)]:
         cifar = {"noise_multiplier": 2.0, "sampling_rate": 8192 / 50_000, "delta": 1e-5}
-        assert round(calibrate.epsilon(**cifar, steps=count, accountant="rdp"), 1) == steps
+        assert round(calibrate.epsilon(**cifar, steps=steps, accountant="rdp"), 1) == expected
     for budget, noise, degree, expected in [(12.0, 2.0, 7, 771), (3.0, 2.7, 6, 112), (6.0, 2.7, 6, 405)]:
         arxiv = {"nodes": 90_941, "batch_size": 10_000, "max_degree": degree, "noise_multiplier": noise}
         assert graph_accounting.steps(epsilon=budget, delta=1e-5, **arxiv) + 1 == expected
@@ -139,7 +139,7 @@ def test_tight_epsilon_is_that_of_pld():
     assert row.reproduced > row.tight
 
 
-def test_tight_steps_are_the_most_within_the_budget_but_for_one():
+def test_tight_steps_are_within_one_of_the_most_that_keep_the_budget():
     text = STEPS.replace("256", "4096").replace("60_000", "45_000").replace("= 1.0", "= 8.0")
     (row,) = published_numbers(text)
     run = {"delta": 1e-5, "noise_multiplier": 8.0, "sampling_rate": 4096 / 45_000}
@@ -148,7 +148,7 @@ def test_tight_steps_are_the_most_within_the_budget_but_for_one():
     assert row.spent == calibrate.epsilon(steps=777, **run)
 
 
-def test_tight_noise_is_the_least_within_the_budget_but_for_two_units():
+def test_tight_noise_is_within_0_002_of_the_least_that_keeps_the_budget():
     text = MNIST.replace('"epsilon"', '"noise_multiplier"').replace("256", "4096").replace("60_000", "45_000")
     (row,) = published_numbers(text.replace("noise_multiplier = 1.0, published", "epsilon = 1, recorded"))
     run = {"delta": 1e-5, "steps": 55, "sampling_rate": 4096 / 45_000}
@@ -193,7 +193,7 @@ def test_the_table_shows_all_columns_and_numbers_the_remarks(rows):
     assert text.count("\n1. The text names connect-the-dots") == 1
 
 
-def test_what_does_not_agree_is_shown():
+def test_a_number_that_does_not_agree_is_marked():
     assert "| 1.16 | 1.1" in render(published_numbers(MNIST.replace("1.15", "1.16"), tight=False))
     assert "| NO |" in render(published_numbers(MNIST.replace("1.15", "1.99"), tight=False))
 

@@ -9,7 +9,7 @@ from adamas.reproduce.commands import experiments_folder, overview
 from tests.support.small_tables import TABLE, write
 
 
-def test_the_command_makes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_the_command_makes_a_table_and_continues_it(tmp_path, monkeypatch, capsys):
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
     for arguments, runs in (["--quick"], 2), ([], 8), (["--seeds", "3", "--rows", "sgd"], 10):
@@ -40,7 +40,7 @@ def test_the_command_makes_a_table_and_goes_on_where_it_was(tmp_path, monkeypatc
         (["--experiments", "nowhere"], "Name their folder with --experiments"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
@@ -50,7 +50,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, message
     assert not list(tmp_path.rglob("results.jsonl"))
 
 
-def test_titles_are_shown_as_they_are(tmp_path, monkeypatch, capsys):
+def test_titles_are_not_read_as_markup(tmp_path, monkeypatch, capsys):
     write(tmp_path, TABLE.replace('"DP-SGD"', '"DP-SGD [b] [/y]"'))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:

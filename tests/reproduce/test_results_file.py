@@ -9,7 +9,7 @@ from tests.support.small_tables import TABLE, write
 
 @pytest.fixture
 def finished(tmp_path, table):
-    """A file with the first run of each row."""
+    """Writes a file of results with the first run of each row, and returns its path."""
     path = tmp_path / "results.jsonl"
     with Results(path, table) as kept:
         for row in table.rows:
@@ -18,7 +18,7 @@ def finished(tmp_path, table):
     return path
 
 
-def test_a_line_that_a_crash_cut_short_is_made_again(finished, table):
+def test_an_incomplete_last_line_is_removed_before_more_are_added(finished, table):
     whole = finished.read_bytes()
     finished.write_bytes(whole + whole[:100])
     assert len(Results(finished, table).lines) == 2  # a reader changes nothing
@@ -62,7 +62,7 @@ def test_two_processes_do_not_write_at_once(finished, table):
         ("[rows.sgd]", "[rows.other]", r"it has row 'sgd' in column 'low'"),
     ],
 )
-def test_results_of_another_version_say_what_differs(finished, tmp_path, old, new, message):
+def test_results_of_another_version_are_refused_with_the_difference(finished, tmp_path, old, new, message):
     other = load_table(write(tmp_path, TABLE.replace(old, new, 1)))
     before = finished.read_bytes()
     with pytest.raises(ValueError, match=rf"line (1|2), is from another version of paper/table: .*{message}"):
@@ -70,7 +70,7 @@ def test_results_of_another_version_say_what_differs(finished, tmp_path, old, ne
     assert finished.read_bytes() == before
 
 
-def test_a_changed_default_of_a_rule_makes_results_old(finished, table, monkeypatch):
+def test_results_with_another_default_of_a_rule_are_refused(finished, table, monkeypatch):
     def other(params, lr=0.1, momentum=0.5, weight_decay=0.0):
         raise AssertionError
 
@@ -79,7 +79,7 @@ def test_a_changed_default_of_a_rule_makes_results_old(finished, table, monkeypa
         Results(finished, table)
 
 
-def test_a_last_line_without_its_end_is_kept(finished, table):
+def test_a_complete_last_line_without_a_newline_is_kept(finished, table):
     whole = finished.read_bytes()
     finished.write_bytes(whole[:-1])
     assert len(Results(finished, table).lines) == 2
@@ -88,12 +88,12 @@ def test_a_last_line_without_its_end_is_kept(finished, table):
     assert finished.read_bytes() == whole
 
 
-def test_words_may_change_without_making_results_old(finished, tmp_path):
+def test_results_stay_valid_if_only_the_claim_changes(finished, tmp_path):
     other = load_table(write(tmp_path, TABLE.replace("Adam is better", "Adam is best")))
     assert len(Results(finished, other).lines) == 2
 
 
-def test_lines_that_are_no_results_and_repeated_ones_are_refused(finished, table):
+def test_lines_that_are_repeated_or_no_results_are_refused(finished, table):
     whole = finished.read_text()
     finished.write_text(whole + "{}\n")
     with pytest.raises(ValueError, match="line 3, is not a result"):

@@ -14,7 +14,7 @@ from tests.support.small_tables import TABLE, write
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-def test_settings_come_from_table_column_row_and_their_crossing(table):
+def test_settings_come_from_table_column_row_and_cell(table):
     low, high = (table.cell_settings(Cell("adam", name), 3) for name in ("low", "high"))
     assert (low.rule_options, high.rule_options) == ({"lr": 0.01}, {"lr": 0.02})
     assert (low.noise_multiplier, high.noise_multiplier) == (1.0, 2.0)
@@ -22,7 +22,7 @@ def test_settings_come_from_table_column_row_and_their_crossing(table):
     assert table.rows["sgd"].published == {"low": (80.5, 0.1)}
 
 
-def test_none_is_written_as_a_word(tmp_path):
+def test_none_is_written_as_a_string(tmp_path):
     row = 'settings = { rule = "micro-adam", rule_options = { lr = 0.5, bits = "none" } }'
     table = load_table(
         write(tmp_path, TABLE.replace('settings = { rule = "sgd", rule_options = { lr = 0.5 } }', row))
@@ -30,7 +30,7 @@ def test_none_is_written_as_a_word(tmp_path):
     assert table.cell_settings(Cell("sgd", "low"), 0).rule_options == {"lr": 0.5, "bits": None}
 
 
-def test_a_change_takes_the_place_of_what_excludes_it():
+def test_a_setting_replaces_those_that_it_excludes():
     changed = merged({"epochs": 5, "epsilon": 1.0, "batch_size": 2}, {"steps": 3, "noise_multiplier": 1.0})
     assert changed == {"steps": 3, "noise_multiplier": 1.0, "batch_size": 2}
     kept = merged({"rule": "adam", "rule_options": {"lr": 1, "eps": 2}}, {"rule_options": {"lr": 3}})
@@ -69,14 +69,14 @@ def test_a_wrong_table_is_refused_with_the_place(tmp_path, old, new, message):
 
 
 @pytest.mark.parametrize("name", [name for name in find_tables(EXPERIMENTS) if name != "privacy/published"])
-def test_the_tables_that_come_with_the_package_can_be_read(name):
+def test_every_committed_table_loads_and_its_page_is_current(name):
     table = load_table(EXPERIMENTS / f"{name}.toml")
     assert table.cells()
     page = EXPERIMENTS / name / "README.md"
     if page.exists():
         assert page.read_text() == markdown(Results(page.with_name("results.jsonl"), table)), (
-            f"{page.relative_to(EXPERIMENTS.parent)} is not what its results and table give: run adamas "
-            f"reproduce {name} --seeds 1 --rows with a finished row"
+            f"{page.relative_to(EXPERIMENTS.parent)} is out of date: run adamas reproduce {name} --seeds 1 "
+            "--rows with a finished row"
         )
 
 

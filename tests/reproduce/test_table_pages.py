@@ -52,7 +52,7 @@ def test_validation_accuracy_is_not_called_test_accuracy(tmp_path):
     assert "est accuracy" not in markdown(kept)
 
 
-def test_each_column_says_its_delta(tmp_path):
+def test_each_column_shows_its_delta(tmp_path):
     text = TABLE.replace("{ noise_multiplier = 2.0 }", "{ noise_multiplier = 2.0, delta = 1e-4 }")
     with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
         reproduce(kept, rows=["sgd"], seeds=1)
@@ -69,7 +69,7 @@ def test_published_numbers_keep_their_digits(tmp_path):
     assert summarize(kept.find(Cell("sgd", "low"))).deviation is None
 
 
-def test_an_interrupted_table_still_has_its_page(tmp_path, monkeypatch):
+def test_an_interrupted_table_still_gets_its_page(tmp_path, monkeypatch):
     path = write(tmp_path)
 
     def interrupted(progress):

@@ -16,7 +16,7 @@ from tests.support.small_tables import TABLE, DyingPool, Pool, without_seconds, 
 
 
 @pytest.mark.subprocess
-def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(
+def test_finished_runs_are_not_repeated_and_do_not_depend_on_the_number_of_jobs(
     tmp_path, table, real_processes
 ):
     seen = []
@@ -26,7 +26,7 @@ def test_runs_are_kept_and_not_repeated_and_do_not_depend_on_the_number_of_jobs(
         assert seen[0].left is None
         assert seen[-1].left == 0
         reproduce(one, progress=seen.append)
-    assert seen[5].done == 4  # those of before
+    assert seen[5].done == 4  # the runs of the first call
     assert len(one.lines) == 8
     with Results(tmp_path / "two" / "results.jsonl", table) as two:
         reproduce(two, jobs=2)
@@ -48,7 +48,7 @@ BAD = TABLE.replace("rule_options = { lr = 0.01 }", "rule_options = { lr = -1 }"
 
 
 @pytest.mark.subprocess
-def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path, real_processes):
+def test_a_failing_run_is_named_and_all_others_are_kept(tmp_path, real_processes):
     table = load_table(write(tmp_path, BAD))
     failed = r"row 'adam', column 'low', seed 0 failed: .*lr=-1.*finished and kept"
     with Results(tmp_path / "results.jsonl", table) as kept, pytest.raises(RuntimeError, match=failed):
@@ -58,7 +58,7 @@ def test_failing_runs_are_named_and_all_others_are_made_and_kept(tmp_path, real_
     assert names == [("adam", "high"), ("sgd", "high"), ("sgd", "low")]
 
 
-def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, monkeypatch):
+def test_a_run_finished_before_a_process_dies_is_kept(tmp_path, table, monkeypatch):
     monkeypatch.setattr(runner, "ProcessPoolExecutor", DyingPool)
     with (
         Results(tmp_path / "results.jsonl", table) as kept,
@@ -68,7 +68,7 @@ def test_a_run_that_is_finished_when_a_process_dies_is_kept(tmp_path, table, mon
     assert [(line["row"], line["column"]) for line in kept.lines] == [("adam", "low")]
 
 
-def test_processes_start_with_settings_for_memory_that_the_caller_does_not_keep(tmp_path, table, monkeypatch):
+def test_only_the_new_processes_get_the_malloc_settings(tmp_path, table, monkeypatch):
     started = []
 
     class Recording(Pool):
@@ -78,7 +78,7 @@ def test_processes_start_with_settings_for_memory_that_the_caller_does_not_keep(
 
     monkeypatch.setattr(runner, "ProcessPoolExecutor", Recording)
     monkeypatch.delenv("MALLOC_TOP_PAD_", raising=False)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")  # the user's own
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")  # set by the user
     with Results(tmp_path / "results.jsonl", table) as kept:
         reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
     assert started[0]["MALLOC_TOP_PAD_"] == str(1 << 28)
@@ -96,7 +96,7 @@ def test_a_row_that_is_named_twice_is_run_once(tmp_path, table):
 
 
 @pytest.mark.slow
-def test_sampling_without_a_bound_by_rdp_keeps_its_run(tmp_path):
+def test_a_run_without_an_rdp_bound_is_kept(tmp_path):
     text = TABLE.replace("delta = 1e-5", 'delta = 1e-5\nsampling = "truncated-poisson"\nmax_batch_size = 120')
     with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
         reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
@@ -117,12 +117,13 @@ if __name__ == "__main__":
 
 
 def children(pid):
+    """Returns the ids of the processes that `pid` started."""
     try:
         done = subprocess.run(
             ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        pytest.skip("ps is needed to see the processes")
+        pytest.skip("ps is needed to list the processes")
     return [int(text) for text in done.stdout.split()]
 
 

@@ -20,7 +20,7 @@ from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_run
 from tests.support.stopped_runs import counted, parameters, stopped
 
-STEPS = 2 * 150  # more than fifty short lives complete
+STEPS = 2 * 150  # more steps than fifty short lives complete
 
 
 def live(folder, seed, ready):

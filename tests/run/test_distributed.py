@@ -119,8 +119,8 @@ def test_the_noise_is_added_once_for_all_ranks(pool):
     first, second = pool(ranks.noise_only, n, z)
     np.testing.assert_array_equal(first, second)
     # The mean of n squares has a relative standard deviation of sqrt(2/n) = 0.3%. The limit is five of them:
-    # one false alarm in 2 million runs. Noise of both ranks (2 z^2) or of half a rank (z^2/2) is rejected
-    # by more than a hundred.
+    # one false alarm in 2 million runs. Noise of both ranks (2 z^2) or of half a rank (z^2/2) is more than a
+    # hundred away.
     allowed = 5 * np.sqrt(2 / n)
     variance = np.mean(first.astype(float) ** 2)
     assert abs(variance / z**2 - 1) < allowed

@@ -10,15 +10,23 @@ from tests.support import distributed_ranks as ranks
 pytestmark = pytest.mark.subprocess
 
 
+def assert_same_end(pool, *resumed):
+    """The resumed runs end bit-equal to an uninterrupted one, whose outcome is returned.
+
+    Releases and variances are not compared: a resumed run has only those after the checkpoint.
+    """
+    whole = pool(ranks.train)[0]
+    for name in whole.keys() - {"releases", "variances"}:
+        for one in resumed:
+            np.testing.assert_array_equal(one[name], whole[name], err_msg=name)
+    return whole
+
+
 def test_a_checkpoint_is_written_once_and_resumes_on_two_ranks_and_on_one(pool, tmp_path):
     (writes, state, resumed), (other_writes, other_state, other) = pool(ranks.save_and_resume, str(tmp_path))
     assert (writes, other_writes) == (1, 0)
     assert state == other_state
-    whole = pool(ranks.train)[0]
-    for name, value in whole.items():
-        if name not in ("releases", "variances"):
-            np.testing.assert_array_equal(resumed[name], value, err_msg=name)
-            np.testing.assert_array_equal(other[name], value, err_msg=name)
+    whole = assert_same_end(pool, resumed, other)
     single = ranks.make_run()
     single.load_state_dict(torch.load(tmp_path / "oddFalse.pt"))
     finished = ranks.outcome(single)
@@ -36,27 +44,24 @@ def test_two_ranks_keep_one_checkpoint_one_journal_and_one_reservation(pool, tmp
     mine, other = pool(ranks.checkpoints_by_itself, str(tmp_path))
     assert mine[:2] == other[:2]
     assert mine[:2] == (4, 1)  # the checkpoint has four steps, the journal the fifth
-    whole = pool(ranks.train)[0]
-    for name, value in whole.items():
-        if name not in ("releases", "variances"):
-            np.testing.assert_array_equal(mine[2][name], value, err_msg=name)
-            np.testing.assert_array_equal(other[2][name], value, err_msg=name)
-    died, went_on = ledger.spendings()
+    assert_same_end(pool, mine[2], other[2])
+    died, resumed = ledger.spendings()
     assert died.finished
-    assert went_on.finished
-    assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [5, 1]
+    assert resumed.finished
+    assert [sum(count for _, count in one.entries) for one in (died, resumed)] == [5, 1]
+
+
+def assert_rank_0_failed(own, peer):
+    assert own.kind == "OSError"
+    assert "Rank 0 of 2 failed with OSError" in peer.text
 
 
 def test_a_full_disk_on_rank_0_is_an_error_on_both(pool, tmp_path):
-    own, peer = pool(ranks.journal_on_a_full_disk, str(tmp_path))
-    assert own.kind == "OSError"
-    assert "Rank 0 of 2 failed with OSError" in peer.text
+    assert_rank_0_failed(*pool(ranks.journal_on_a_full_disk, str(tmp_path)))
 
 
 def test_a_file_that_cannot_be_written_is_an_error_on_both(pool):
-    own, peer = pool(ranks.fail_to_write)
-    assert own.kind == "OSError"
-    assert "Rank 0 of 2 failed with OSError" in peer.text
+    assert_rank_0_failed(*pool(ranks.fail_to_write))
 
 
 @pytest.mark.parametrize(("how", "timeout", "limit"), [("killed", 300.0, 100.0), ("hanging", 8.0, 100.0)])

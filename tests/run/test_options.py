@@ -5,12 +5,7 @@ from dataclasses import FrozenInstanceError, asdict, fields
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    ExponentialLR,
-    LambdaLR,
-    ReduceLROnPlateau,
-)
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 import adamas
 from adamas import rules

@@ -1,4 +1,4 @@
-"""Runs for `adamas check`, and one row of its answer."""
+"""Make runs for `adamas check`, and ask for one row of it."""
 
 import torch
 from torch import nn
@@ -10,14 +10,10 @@ import adamas.privatize
 from adamas import rules
 from adamas.check import CHECKS
 from adamas.check.base import Replay
+from tests.support.small_runs import loss
 
 N = 120
 NAMES = [one.name for one in CHECKS]
-
-
-def loss(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def data():
@@ -31,7 +27,7 @@ def plain():
 
 
 def maker(make_model=plain, rule="adam", loss=loss, dataset=None, **changes):
-    """A function that makes a fresh run, cheap to account for."""
+    """Returns a function that makes a fresh run; `changes` replace options of `adamas.make_private`."""
     settings = {"batch_size": 20, "steps": 12, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"}
 
     def make_run():
@@ -44,12 +40,13 @@ def maker(make_model=plain, rule="adam", loss=loss, dataset=None, **changes):
 
 
 def look(name, make_run, examples=6):
+    """Returns the verdict of the row `name`, and what it saw."""
     (one,) = [one for one in CHECKS if one.name == name]
     return one.look(Replay(make_run, examples))
 
 
 class Texts(Dataset):
-    """Whole numbers only, so that a NaN has to come by the loss."""
+    """Holds integers only, so that a NaN can come only from the loss."""
 
     def __len__(self):
         return N
@@ -59,6 +56,8 @@ class Texts(Dataset):
 
 
 class Reader(nn.Module):
+    """Reads `Texts` with tied, unused and frozen parameters."""
+
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(8, 8)

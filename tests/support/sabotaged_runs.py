@@ -1,11 +1,11 @@
-"""Sabotage a run, and see which row of `adamas check` catches it.
+"""Sabotage a run, and test which row of `adamas check` catches it.
 
-The run is made by `make_private` and then changed as a faulty integration would change it. Where the defect
-is the user's own, `make_private` or a release may refuse it: that is caught, too."""
+`make_private` makes the run, which is then changed as a faulty integration would change it. A defect in the
+user's own model, loss or data may also be refused by `make_private` or by a release: that counts as caught.
+"""
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import adamas
@@ -13,6 +13,7 @@ import adamas.check
 import adamas.privatize
 from adamas import rules
 from adamas.check import CHECKS, FAIL, check
+from tests.support.small_runs import loss
 
 N, B = 400, 40
 REFUSED = "a run that can be made"
@@ -23,11 +24,6 @@ TENSORS, ROWS = "batch of tensors", "row for each example"
 REAL, MINE = "real parameters", "parameters of the model only"
 
 
-def loss(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
 def data():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, 6, generator=generator)
@@ -35,7 +31,7 @@ def data():
 
 
 class Examples(Dataset):
-    """The same, one by one, so that collate_fn has something to do."""
+    """Gives the same examples one by one, so that collate_fn is called."""
 
     def __init__(self):
         self.x, self.y = data().tensors
@@ -48,6 +44,8 @@ class Examples(Dataset):
 
 
 class Model(nn.Module):
+    """Has a frozen parameter, a buffer and an attribute that a defect may change."""
+
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
@@ -60,6 +58,7 @@ class Model(nn.Module):
 
 
 def made(loss=loss, model=Model, dataset=None, **changes):
+    """Makes a sound run; `changes` replace options of `adamas.make_private`."""
     settings = {"batch_size": B, "steps": 12, "noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"}
     torch.manual_seed(0)
     model = model()
@@ -68,19 +67,16 @@ def made(loss=loss, model=Model, dataset=None, **changes):
 
 
 def rows_of(monkeypatch, make_run, *names):
-    """The rows of these names, and nothing more is replayed."""
+    """Returns the rows `names` by name, of a check that replays nothing else."""
     monkeypatch.setattr(adamas.check, "CHECKS", [one for one in CHECKS if one.name in names])
     return {row.name: row for row in check(make_run)}
 
 
 def assert_caught(monkeypatch, make_run, *names):
+    """Passes if the run is refused, or if all rows `names` fail and name a remedy."""
     rows = rows_of(monkeypatch, make_run, *names)
     if REFUSED in rows:
         assert rows[REFUSED].verdict == FAIL
         return
     assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(names, FAIL), rows
     assert all(row.seen and row.remedy for row in rows.values())
-
-
-def sound():
-    return made()

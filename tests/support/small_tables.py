@@ -1,4 +1,4 @@
-"""A small table of a paper, and a pool that makes its runs in this process."""
+"""Write a small table of a paper, and make its runs in this process."""
 
 import concurrent.futures
 import json
@@ -42,6 +42,7 @@ columns.high = { rule_options = { lr = 0.02 } }
 
 
 def write(folder, text=TABLE):
+    """Writes the table paper/table below `folder`, and returns the path of its TOML file."""
     path = folder / "experiments" / "paper" / "table.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -49,7 +50,10 @@ def write(folder, text=TABLE):
 
 
 class Pool:
-    """Runs in this process, since a new one takes seconds to start; the first `dying` of them end early."""
+    """Stands for a pool of processes, but runs in this one, since a new process takes seconds to start.
+
+    The first `dying` calls fail as if their process had died.
+    """
 
     _processes = None
     dying = 0
@@ -78,4 +82,5 @@ class DyingPool(Pool):
 
 
 def without_seconds(lines):
+    """Returns lines of results in a fixed order, without the seconds that the runs took."""
     return sorted(({**line, "seconds": 0} for line in lines), key=json.dumps)
