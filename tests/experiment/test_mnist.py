@@ -73,7 +73,7 @@ def accuracy(trained, capsys):
 
 
 @pytest.mark.parametrize(("options", "sigma"), TABLE_I)
-def test_the_published_accuracy(accuracy, options, sigma):
+def test_the_published_accuracy_is_reproduced(accuracy, options, sigma):
     assert accuracy(options, sigma) == pytest.approx(TABLE_I[options, sigma], abs=0.01)
 
 

@@ -20,7 +20,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_of_known_colours():
+def test_the_contrast_of_known_colours_is_right():
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
