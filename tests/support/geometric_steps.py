@@ -74,7 +74,10 @@ def frame(rule: Rule, params: Sequence[Tensor], clip_norm: float) -> tuple[np.nd
 def release_of(
     rule: Rule, params: Sequence[Tensor], g: np.ndarray, xi: np.ndarray, sigma: float, clip_norm: float
 ) -> tuple[PrivateGradient, np.ndarray]:
-    """Makes the release c + s (sum_i u_i / max(1, |u_i|) + sigma xi) / B, u = (g - c) / s; also returns it flat."""
+    """Makes the release c + s (sum_i u_i / max(1, |u_i|) + sigma xi) / B, where u = (g - c) / s.
+
+    Returns it as a PrivateGradient, and its mean as a flat vector.
+    """
     c, s = frame(rule, params, clip_norm)
     u = (g - c) / s
     total = (u / np.maximum(1, np.linalg.norm(u, axis=1, keepdims=True))).sum(axis=0)
