@@ -9,12 +9,12 @@ import torch
 import adamas
 from adamas import DataLedger, calibrate
 from adamas.accounting.budget import Budget
+from tests.support.dp_events import gaussian, sampled
 from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_run
-from tests.support.stopped_runs import stopped
+from tests.support.stopped_runs import parameters, stopped
 
-STEP = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
-OTHER = dp_accounting.GaussianDpEvent(4.0)
+STEP, OTHER = sampled(1.0), gaussian(4.0)
 
 
 def cost(*entries, delta=1e-5):
@@ -25,7 +25,7 @@ def cost(*entries, delta=1e-5):
     return accountant.get_epsilon(delta)
 
 
-# --- the budget of a run -------------------------------------------------------------------------------------------
+# --- the budget of a run --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_release_of_an_extension_states_its_own_noise_variance():
     assert variances == {(3.0 / 12) ** 2}
 
 
-# --- the budget of a data set --------------------------------------------------------------------------------------
+# --- the budget of a data set ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,12 +140,12 @@ def test_runs_on_one_data_set_add_up(ledger):
 def test_a_run_beyond_the_remaining_budget_releases_nothing(ledger):
     finish(make_run(data_ledger=ledger, steps=12))
     run = make_run(data_ledger=ledger, steps=30)
-    before = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
+    before = parameters(run)
     with pytest.raises(adamas.BudgetError, match=r"above its budget of 5 .* is spent or reserved"):
         finish(run)
     assert run.ledger.entries == []
     assert run.noise.draws == 0
-    assert torch.equal(torch.nn.utils.parameters_to_vector(run.model.parameters()), before)
+    assert torch.equal(parameters(run), before)
     assert len(ledger.spendings()) == 1
 
 
@@ -210,7 +210,8 @@ def test_a_dead_run_is_resumed_within_a_budget_for_a_single_run(tmp_path):
     assert ledger.epsilon() == pytest.approx(price)
 
 
-def _spend(path, barrier, results):
+def spend(path, barrier, results):
+    """Trains with the ledger at `path` as soon as all processes are ready."""
     torch.set_num_threads(1)
     run = make_run(data_ledger=path, steps=12, seed=None)
     barrier.wait(60)
@@ -227,7 +228,7 @@ def test_processes_cannot_spend_the_same_budget(ledger):
     assert cost((make_run().loader.sampler.event({0: [1.0]}), 24), delta=1e-3) > 5.0
     context = fork_server()
     barrier, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_spend, args=(ledger.path, barrier, results)) for _ in range(4)]
+    processes = [context.Process(target=spend, args=(ledger.path, barrier, results)) for _ in range(4)]
     for process in processes:
         process.start()
     found = sorted(results.get(timeout=120) for _ in processes)

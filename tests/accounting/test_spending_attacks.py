@@ -29,7 +29,7 @@ def doubled(model, batch):
     return 2 * loss(model, batch)
 
 
-# --- keys of the noise -----------------------------------------------------------------------------------------------
+# --- keys of the noise ----------------------------------------------------------------------------------
 
 
 def twice(run, step=0):
@@ -138,7 +138,7 @@ def test_a_run_draws_nothing_after_another_run_took_over_its_seed(tmp_path, keys
     assert shared(keys) == []
 
 
-# --- checkpoints and journals ----------------------------------------------------------------------------------------------
+# --- checkpoints and journals ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [7, None])
@@ -263,7 +263,7 @@ def test_loading_a_state_does_not_discard_releases_from_a_journal(tmp_path):
     assert other.epsilon() == pytest.approx(run.epsilon())
 
 
-# --- samplers, ledgers and accounts -------------------------------------------------------------------------------------------
+# --- samplers, ledgers and accounts ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["batch_size", "dataset_size", "seed", "rate", "max_batch_size"])
