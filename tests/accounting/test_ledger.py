@@ -12,6 +12,8 @@ from adamas.accounting.composition import composed_epsilon
 from tests.support.dp_events import every_accountant, gaussian, sampled
 from tests.support.recorded_ledgers import DELTA, ledger_of, poisson, shuffled, truncated
 
+# --- events and bad arguments ---------------------------------------------------------------------------
+
 
 class Unknown(dp_accounting.DpEvent):
     """An event that no accountant knows."""

@@ -35,13 +35,8 @@ def test_a_copy_keeps_the_relation():
 @pytest.mark.parametrize("saved_after", range(5))
 def test_a_loaded_ledger_continues_as_if_never_saved(make, saved_after):
     sampler = make()
-    releases = [
-        (0, 5.0),
-        (1, 5.0),
-        (1, 6.0),
-        (2, 5.0),
-        (3, 5.0),
-    ]  # saves fall within and between batches and epochs
+    # The ledger is saved within and between batches and epochs.
+    releases = [(0, 5.0), (1, 5.0), (1, 6.0), (2, 5.0), (3, 5.0)]
     whole = ledger_of(*releases, sampler=sampler)
     state = json.loads(json.dumps(ledger_of(*releases[:saved_after], sampler=sampler).state_dict()))
     resumed = Ledger()

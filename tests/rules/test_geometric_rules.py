@@ -104,10 +104,9 @@ def test_steps_on_releases_of_privatize_match_the_paper(setup, seed):
 
 @pytest.mark.slow
 @every_setup
-@pytest.mark.parametrize(
-    "stop", [1, 4, 20, 25]
-)  # both phases of every DP2 setup, and a step with a public gradient
+@pytest.mark.parametrize("stop", [1, 4, 20, 25])
 def test_a_resumed_rule_is_bit_equal(setup, stop):
+    # The stops cover both phases of every DP2 setup, and a step with a public gradient.
     given = problem(0)
     params = parameters(given.theta)
     rule = setup.make(params)

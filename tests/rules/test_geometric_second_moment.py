@@ -56,7 +56,9 @@ def second_moments(rule: Rule, p: Tensor, sigma: float, steps: int, beta2: float
     ids=["small scale", "large scale"],
 )
 @pytest.mark.parametrize("phi", ["exact", "paper"])
-def test_on_pure_noise_the_exact_phi_leaves_nothing_and_the_published_one_does(bounds, error, phi):
+def test_on_pure_noise_the_exact_phi_cancels_the_second_moment_and_the_published_one_does_not(
+    bounds, error, phi
+):
     d, sigma, beta2, floor = 2000, 0.1, 0.99, 1e-30
     p = nn.Parameter(torch.zeros(d).double())
     h1, h2 = bounds

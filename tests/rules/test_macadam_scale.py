@@ -71,7 +71,7 @@ def test_the_first_scale_is_b0_and_later_ones_keep_their_bounds(setup):
         assert (b <= high * (1 + 1e-12)).all()
 
 
-def test_the_first_scale_of_adaclip_is_b0_or_comes_from_the_mean_of_the_bounds():
+def test_the_first_scale_of_adaclip_is_b0_or_comes_from_the_geometric_mean_of_its_bounds():
     params = parameters(np.zeros(D))
     _, first = frame(rules.AdaClip(params, h1=1e-8, h2=1e-4), params, 1.0)
     np.testing.assert_allclose(first, math.sqrt(1e-6 * D), rtol=1e-14)  # s^2 = 1e-6, b^2 = s sum(s)

@@ -31,7 +31,7 @@ def end_of(threads: int, steps: int = 12) -> rules.MicroAdam:
 
 
 @needs_numba
-def test_threads_do_not_change_a_bit(monkeypatch):
+def test_the_number_of_threads_changes_no_bit(monkeypatch):
     asked = []
     original = _threads._workers
     monkeypatch.setattr(_threads, "_workers", lambda count: asked.append(count) or original(count))
@@ -39,11 +39,8 @@ def test_threads_do_not_change_a_bit(monkeypatch):
     assert not asked
     for threads in (2, 3, 64):
         assert_same(one, end_of(threads), threads)
-    assert {count: asked.count(count) / 12 for count in asked} == {
-        1: 1,
-        2: 2,
-        63: 3,
-    }  # no more than have work
+    # Other threads get at most three shares in each of 12 steps: there is no more work.
+    assert {count: asked.count(count) / 12 for count in asked} == {1: 1, 2: 2, 63: 3}
 
 
 @needs_numba

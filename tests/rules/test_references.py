@@ -34,7 +34,7 @@ def test_every_rule_cites_its_paper(name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDENTIFIER)
-def test_sources_without_an_identifier_have_none(name):
+def test_exempt_sources_have_no_identifier(name):
     assert not IDENTIFIER.search(references(name))
 
 

@@ -13,7 +13,7 @@ from tests.support.rule_setups import every_rule
 from tests.support.rule_steps import make_rule, step
 
 NAN, INF = float("nan"), float("inf")
-# Values of each argument that are refused, and in GOOD those at the edge that are accepted.
+# BAD has values of each argument that are refused, GOOD has values at the edge that are accepted.
 BAD: dict[str, list[Any]] = {
     "lr": [-1e-3, NAN, INF, "fast", None, True],
     "momentum": [-0.1, 1.0, NAN, "heavy", None],

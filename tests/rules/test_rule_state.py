@@ -90,7 +90,7 @@ def test_the_state_of_another_rule_is_refused(name):
 
 
 @every_rule
-def test_a_copied_rule_needs_a_release_of_its_own(name):
+def test_a_copied_rule_needs_its_own_release(name):
     p = nn.Parameter(torch.zeros(2).double())
     rule = make_rule(name, [p])
     PrivateGradient({p: torch.ones(2).double()}, {p: 0.1}).write_to(rule)

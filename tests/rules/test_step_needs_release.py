@@ -62,7 +62,7 @@ def test_a_step_after_a_raw_gradient_was_added_is_refused(name):
     assert p.tolist() == [1.0, 1.0]
 
 
-def test_zero_grad_before_the_release_is_harmless(running):
+def test_zero_grad_before_the_release_does_not_prevent_the_step(running):
     rule, p, made = running
     before = p.detach().clone()
     rule.zero_grad()

@@ -194,7 +194,7 @@ STATED = {
     },
 }
 
-# (experiment, method) -> values that no paper states: from the authors' code, or reproducing its results.
+# (experiment, method) -> values that no paper states: from the authors' code, or found by reproduction.
 NOT_STATED = {
     ("dp-adambc/cifar10", "adam-bc"): {"steps": 240},
     ("dp-adambc/snli", "adam-bc"): {"epochs": 5},
