@@ -56,8 +56,8 @@ class Canaries:
             count = max(1, min(_MOST, n // (2 * terms), int(sizes[-1]), int(_DELTA_SHARE / run.delta)))
         if count > most:
             raise ValueError(
-                f"Expected canaries={count} <= {most}: each takes the place of {terms} of {n} examples, and one "
-                f"of {sizes[-1]} parameters. Give runs= for more."
+                f"Expected canaries={count} <= {most}: each takes the place of {terms} of {n} examples, and "
+                f"one of {sizes[-1]} parameters. Give runs= for more."
             )
         self._make_inner = run.make_engine
         self.included = generator.random(count) < 0.5

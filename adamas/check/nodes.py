@@ -14,7 +14,7 @@ _ROUNDING = 1e-3  # of the sums in the model's number types, relative to what on
 
 
 def planted_nodes(replay: Replay) -> Outcome:
-    """Changes features, label and list of edges of nodes that send most, and of nodes spread over the graph."""
+    """Changes the records of nodes that send most, and of nodes spread over the graph."""
     run = replay.door
     terms = run.loader.dataset
     if not isinstance(terms, NodeTerms):
@@ -30,8 +30,8 @@ def planted_nodes(replay: Replay) -> Outcome:
             before, after = (_sum(quiet, data, changed) for data in (terms, other))
             farthest = max(farthest, float((after - before).norm()))
     seen = (
-        f"other records of {len(nodes)} nodes changed up to {most} terms, accounted for {terms.terms_per_node}, and "
-        f"moved the sum by up to {farthest / unit:.3f} of what the noise hides"
+        f"other records of {len(nodes)} nodes changed up to {most} terms, accounted for "
+        f"{terms.terms_per_node}, and moved the sum by up to {farthest / unit:.3f} of what the noise hides"
     )
     return (PASS if most <= terms.terms_per_node and farthest <= unit * (1 + _ROUNDING) else FAIL), seen
 
@@ -67,4 +67,6 @@ def _sum(run: PrivateRun, terms: NodeTerms, places: list[int]) -> Tensor:
     loader = copy.copy(run.loader)
     loader.dataset = terms
     other = run._replaced(loader=loader)
-    return joined(whitened_sums(other, release_of(other, places, max(0, other.steps_done - 1)), other.geometry()))
+    return joined(
+        whitened_sums(other, release_of(other, places, max(0, other.steps_done - 1)), other.geometry())
+    )

@@ -7,6 +7,8 @@ In the order of the data:
     trees       gathers neighbourhoods as batch-first tensors
     terms       `NodeTerms`: one example for each training node, for `make_private`
     samplers    draws terms, and states what a draw is worth to privacy
+    calibrate   from a budget for nodes to noise or steps, and back
+    guard       refuses graphs that were not made terms
 
 `docs/graphs.md` explains what is protected.
 """

@@ -166,7 +166,7 @@ class NodeTerms(Neighborhoods):
     @property
     def published_terms(self) -> int:
         """N_r: how many terms the messages of a node reach, its own term included."""
-        return _reached(self.max_degree, self.hops)
+        return terms_reached(self.max_degree, self.hops)
 
     @property
     def terms_per_node(self) -> int:
@@ -175,7 +175,7 @@ class NodeTerms(Neighborhoods):
         if self.relation == "replace":
             terms = 2 * terms - 1
         elif self.max_in_degree is not None:
-            terms += self.max_in_degree * _reached(self.max_degree, self.hops - 1)
+            terms += self.max_in_degree * terms_reached(self.max_degree, self.hops - 1)
         return terms
 
     @property
@@ -260,7 +260,9 @@ class NodeTerms(Neighborhoods):
         )
 
 
-def _reached(max_degree: int, hops: int) -> int:
+def terms_reached(max_degree: int, hops: int) -> int:
+    """Returns N_r: how many terms a node enters, its own included."""
+    _validate.count(max_degree=max_degree)
     return sum(max_degree**hop for hop in range(hops + 1))
 
 

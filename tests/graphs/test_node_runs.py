@@ -1,4 +1,4 @@
-"""Runs on terms of a graph: rules, engines, noise, checkpoints, ledgers, checks and audits take them as they are."""
+"""Runs on terms of a graph: rules, engines, noise, checkpoints, ledgers, checks and audits take them."""
 
 import math
 
@@ -99,7 +99,8 @@ def test_calibration_keeps_the_budget_and_wastes_none():
 
 def test_the_papers_multiplier_counts_in_units_of_all_terms():
     terms = NodeTerms(noisy_graph(), max_degree=3)
-    run = node_run(terms, noise_multiplier=terms.noise_multiplier(2.0), accountant="rdp", sampling="fixed-size")
+    z = terms.noise_multiplier(2.0)
+    run = node_run(terms, noise_multiplier=z, accountant="rdp", sampling="fixed-size")
     assert run.noise_multiplier == 2 * 4 * 2.0
 
 

@@ -11,6 +11,7 @@ from scipy.special import logsumexp, ndtr
 from scipy.stats import norm
 
 from adamas.accounting import composition
+from adamas.accounting.terms import FIXED_SIZE, SampledTermsDpEvent
 from adamas.reproduce import graph_accounting
 
 TINY = {"noise_multiplier": 0.8, "nodes": 6, "batch_size": 3, "max_degree": 2}
@@ -23,7 +24,7 @@ def shares_by_counting(nodes: int, batch_size: int, affected: int) -> list[float
 
 
 def test_term_probabilities_equal_a_count_over_all_batches():
-    found = graph_accounting.term_probabilities(nodes=6, batch_size=3, max_degree=2)
+    found = SampledTermsDpEvent(6, 3, 3, 1.0, FIXED_SIZE).probabilities()
     assert np.allclose(found, shares_by_counting(6, 3, 3), atol=1e-14)
 
 
@@ -85,8 +86,8 @@ def test_the_steps_are_the_most_that_keep_the_budget_and_pld_allows_more():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 7}, "batch_size=7 and max_degree=2 .* at most nodes=6"),
-        ({"max_degree": 6}, "max_degree=6 .* at most nodes=6"),
+        ({"batch_size": 7}, "batch_size=7 and the 3 terms of max_degree=2 .* at most nodes=6"),
+        ({"max_degree": 6}, "7 terms of max_degree=6 .* at most nodes=6"),
         ({"noise_multiplier": 0.0}, "noise_multiplier=0.0 > 0"),
         ({"delta": 0.0}, "delta=0.0 in"),
         ({"accountant": "prv"}, "accountant='prv' to be one of"),
@@ -96,3 +97,13 @@ def test_the_steps_are_the_most_that_keep_the_budget_and_pld_allows_more():
 def test_an_impossible_graph_run_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         graph_accounting.steps(**({"epsilon": 5.0, "delta": 1e-5} | TINY | change))
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_more_hops_count_more_terms(hops):
+    run = {"nodes": 90_941, "batch_size": 10_000, "max_degree": 6, "steps": 100, "delta": 1e-6}
+    terms = {1: 7, 2: 43}[hops]
+    event = SampledTermsDpEvent(90_941, 10_000, terms, 2 * terms * 2.7, FIXED_SIZE)
+    found = graph_accounting.epsilon(noise_multiplier=2.7, hops=hops, **run)
+    removed = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    assert found == composition.composed_epsilon([(event, 100)], 1e-6, "rdp", removed)

@@ -41,5 +41,7 @@ def node_run(terms=None, rule=rules.AdamBC, **options):
     terms = terms or NodeTerms(noisy_graph(), max_degree=3)
     torch.manual_seed(0)
     model = Reader()
-    given = {"batch_size": 40, "steps": 12, "noise_multiplier": 10.0, "delta": 1e-4, "seed": 0, "progress": False}
-    return adamas.make_private(model, rule(model.parameters()), terms, loss, **given | options)
+    given = {"batch_size": 40, "steps": 12, "noise_multiplier": 10.0, "delta": 1e-4, "seed": 0}
+    return adamas.make_private(
+        model, rule(model.parameters()), terms, loss, progress=False, **given | options
+    )

@@ -66,9 +66,7 @@ def with_other_list(graph, node):
     sent = set(graph.edges[1, graph.edges[0] == node].tolist())
     others = [u for u in range(graph.nodes) if u not in sent and u != node]
     added = torch.tensor([[node] * len(others), others], dtype=torch.int64)
-    return with_other_record(
-        graph, node, edges=torch.cat([graph.edges[:, graph.edges[0] != node], added], 1)
-    )
+    return with_other_record(graph, node, edges=torch.cat([graph.edges[:, graph.edges[0] != node], added], 1))
 
 
 def without_node(graph, node):
