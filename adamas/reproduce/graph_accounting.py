@@ -1,4 +1,4 @@
-r"""Node-level privacy as the papers state it (Daigavane et al., 2021): fixed batches, and their unit of noise.
+r"""Node-level privacy as the papers state it (Daigavane et al., 2021): fixed batches, their unit of noise.
 
 The noise multiplier :math:`\lambda` counts in units of :math:`2 N_r C`, where :math:`N_r = 1 + K + \dots +
 K^r` is the number of terms that a node enters, K the largest degree and r the number of convolutions.

@@ -11,7 +11,6 @@ from adamas import DataLedger, rules
 from adamas.accounting.terms import SampledTermsDpEvent
 from adamas.audit import audit
 from adamas.check import check
-from adamas.check.nodes import planted_nodes
 from adamas.engines import ENGINES
 from adamas.graphs import NodeTerms
 from adamas.loading import Loader
