@@ -26,26 +26,23 @@ def test_edges_go_in_both_directions_once():
     assert both_directions([]).shape == (2, 0)
 
 
-def test_a_graph_brings_its_validation_nodes():
-    features = torch.arange(6.0).view(6, 1)
+def six_nodes(features):
+    """Training nodes 0 and 1, validation node 4, test nodes 2 and 5; node 3 is in none of the sets."""
     splits = (torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([2, 5]))
-    graph = GraphData.of("graph", features, torch.arange(6), both_directions([(0, 1)]), splits, classes=6)
+    edges = both_directions([(0, 1), (0, 4), (2, 5), (1, 2), (3, 5), (1, 3)])
+    return GraphData.of("six", features, torch.arange(6), edges, splits, classes=6)
+
+
+def test_a_graph_brings_its_validation_nodes():
+    graph = six_nodes(torch.arange(6.0).view(6, 1))
     assert graph.train.tensors[1].tolist() == [0, 1]
     assert graph.test.tensors[0].tolist() == [[2], [5]]
     held_out = graph.with_validation()
     assert isinstance(held_out, GraphData)
-    assert held_out.name == "graph/validation"
+    assert held_out.name == "six/validation"
     assert held_out.test.tensors[1].tolist() == held_out.test_nodes.tolist() == [4]
     assert held_out.train is graph.train
     assert len(held_out.validation_nodes) == 0
-
-
-def six_nodes(features=None):
-    """Training nodes 0 and 1, validation node 4, test nodes 2 and 5; node 3 is in none of the sets."""
-    splits = (torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([2, 5]))
-    edges = both_directions([(0, 1), (0, 4), (2, 5), (1, 2), (3, 5), (1, 3)])
-    features = torch.arange(12.0).view(6, 2) if features is None else features
-    return GraphData.of("six", features, torch.arange(6), edges, splits, classes=6)
 
 
 def test_directed_edges_keep_their_direction():
@@ -66,7 +63,7 @@ def test_normalized_features_add_up_to_1_in_each_node_alone():
 
 
 def test_edges_between_sets_can_be_left_out():
-    graph = six_nodes().within_splits()
+    graph = six_nodes(torch.zeros(6, 1)).within_splits()
     assert graph.edges.T.tolist() == [[0, 1], [1, 0], [2, 5], [5, 2]]
 
 
