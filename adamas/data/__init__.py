@@ -14,7 +14,9 @@ from adamas.data.fashion_mnist import fashion_mnist
 from adamas.data.graph import GraphData
 from adamas.data.minilm import minilm_files
 from adamas.data.mnist import mnist
+from adamas.data.ogbn import ogbn_arxiv
 from adamas.data.planetoid import citeseer, pubmed
+from adamas.data.power_law import power_law_graph
 from adamas.data.reviews import imdb, rotten_tomatoes, texts
 
 DATASETS: dict[str, Callable[..., Data]] = {
@@ -28,6 +30,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "cora": cora,
     "citeseer": citeseer,
     "pubmed": pubmed,
+    "ogbn-arxiv": ogbn_arxiv,
 }
 """Data sets by name."""
 
@@ -39,7 +42,8 @@ def load(name: str, **options: Any) -> Data:
     """Loads a data set by its name in `DATASETS`, and fetches it if it is not in the cache.
 
     With the suffix `/validation`, a tenth of the training examples is held out and replaces the test
-    examples, see `Data.with_validation`. Reviews have the options `length` and `keep`.
+    examples, see `Data.with_validation`. Reviews have the options `length` and `keep`; Cora, Citeseer and
+    PubMed have `split`, `split_seed` and `normalize`; ogbn-arxiv has `directed`.
 
     Example:
         >>> from adamas import data
@@ -61,4 +65,14 @@ def load(name: str, **options: Any) -> Data:
     return data if plain == name else data.with_validation()
 
 
-__all__ = ["DATASETS", "VALIDATION", "Data", "GraphData", "cache_folder", "load", "minilm_files", "texts"]
+__all__ = [
+    "DATASETS",
+    "VALIDATION",
+    "Data",
+    "GraphData",
+    "cache_folder",
+    "load",
+    "minilm_files",
+    "power_law_graph",
+    "texts",
+]

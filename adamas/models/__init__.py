@@ -7,8 +7,11 @@ from torch import nn
 from adamas.models.bert import BertSizes
 from adamas.models.cnn import cnn
 from adamas.models.cnn5 import cnn5
+from adamas.models.gcn import gcn
+from adamas.models.graphsage import graphsage
 from adamas.models.minilm import minilm, minilm_classifier
 from adamas.models.mlp import linear, mlp
+from adamas.models.node_mlp import node_mlp
 from adamas.models.resnet import resnet8_gn, resnet18_gn
 from adamas.models.scattering import Scattering, scattering
 from adamas.models.staged import Staged
@@ -26,6 +29,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18-gn": resnet18_gn,
     "scattering": scattering,
     "minilm": minilm_classifier,
+    "gcn": gcn,
+    "graphsage": graphsage,
+    "node-mlp": node_mlp,
 }
 """Models by name; each takes `(input_shape, classes)` and its own options by keyword."""
 
@@ -36,10 +42,13 @@ __all__ = [
     "Staged",
     "cnn",
     "cnn5",
+    "gcn",
+    "graphsage",
     "linear",
     "minilm",
     "minilm_classifier",
     "mlp",
+    "node_mlp",
     "resnet8_gn",
     "resnet18_gn",
     "scattering",

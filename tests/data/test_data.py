@@ -7,8 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from adamas import data
-from adamas.data import Data, GraphData
-from adamas.data.graph import both_directions
+from adamas.data import Data
 
 
 def test_digits_have_a_fixed_split_with_all_classes():
@@ -21,7 +20,7 @@ def test_digits_have_a_fixed_split_with_all_classes():
 def test_the_data_sets_are_those_that_are_documented():
     assert set(data.DATASETS) == {
         *("digits", "mnist", "fashion-mnist", "cifar10", "imdb", "rotten-tomatoes"),
-        *("adult", "cora", "citeseer", "pubmed"),
+        *("adult", "cora", "citeseer", "pubmed", "ogbn-arxiv"),
     }
 
 
@@ -97,26 +96,3 @@ def test_load_knows_validation_sets_by_name():
     assert held_out.name == "digits/validation"
     assert len(held_out.train) + len(held_out.test) == len(digits.train)
     assert torch.equal(held_out.test.tensors[0], digits.with_validation().test.tensors[0])
-
-
-# --- graphs ---------------------------------------------------------------------------------------------
-
-
-def test_edges_go_in_both_directions_once():
-    edges = both_directions([(2, 0), (0, 2), (1, 1), (0, 1), (0, 1)])
-    assert edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
-    assert both_directions([]).shape == (2, 0)
-
-
-def test_a_graph_brings_its_validation_nodes():
-    features = torch.arange(6.0).view(6, 1)
-    splits = (torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([2, 5]))
-    graph = GraphData.of("graph", features, torch.arange(6), both_directions([(0, 1)]), splits, classes=6)
-    assert graph.train.tensors[1].tolist() == [0, 1]
-    assert graph.test.tensors[0].tolist() == [[2], [5]]
-    held_out = graph.with_validation()
-    assert isinstance(held_out, GraphData)
-    assert held_out.name == "graph/validation"
-    assert held_out.test.tensors[1].tolist() == held_out.test_nodes.tolist() == [4]
-    assert held_out.train is graph.train
-    assert len(held_out.validation_nodes) == 0

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import io
 import os
 import pickle
 import struct
@@ -14,22 +13,14 @@ import torch
 
 from adamas import data
 from adamas.data.adult import read_records
-from adamas.data.cora import read_cora
 from adamas.data.idx import FILES, idx
 from adamas.data.local import local_folder, read_verified
-from adamas.data.planetoid import read_planetoid
 from adamas.data.unpickle import read_pickle
 
 cifar10 = sys.modules["adamas.data.cifar10"]  # the package's name is that of the function
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    """No data of the user's, and no program that could fetch any."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ADAMAS_DATA", raising=False)
-    monkeypatch.setenv("ADAMAS_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 # --- IDX: MNIST and Fashion-MNIST -----------------------------------------------------------------------
@@ -264,68 +255,3 @@ def test_a_record_that_does_not_fit_the_schema_is_named():
         read_records(RECORD.replace("Black", "Green"), "file")
     with pytest.raises(RuntimeError, match=r"Unknown income '70K' in record 1 of file"):
         read_records(RECORD.replace("<=50K", "70K"), "file")
-
-
-# --- graphs ---------------------------------------------------------------------------------------------
-
-
-def csr_of_python_2(dense):
-    """The bytes that Python 2 and an old SciPy pickled a matrix into."""
-    rows, columns = np.nonzero(dense)
-    state = {
-        "_shape": dense.shape,
-        "data": dense[rows, columns],
-        "indices": columns.astype(np.int32),
-        "indptr": np.concatenate([[0], np.cumsum((dense != 0).sum(1))]).astype(np.int32),
-        "maxprint": 50,
-    }
-    start = b"ccopy_reg\n_reconstructor\n(cscipy.sparse.csr\ncsr_matrix\nc__builtin__\nobject\nNtR"
-    return start + pickle.dumps(state, protocol=2)[2:-1] + b"b."
-
-
-def test_a_sparse_matrix_of_python_2_is_read(tmp_path):
-    dense = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], dtype=np.float32)
-    (tmp_path / "matrix").write_bytes(csr_of_python_2(dense))
-    assert np.array_equal(read_pickle(tmp_path / "matrix"), dense)
-
-
-def test_a_planetoid_graph_is_read(tmp_path, monkeypatch):
-    """Nodes 0-1 for training, 2 and 3 for validation; 7, 4, 5 for testing; 6 is a paper without words."""
-    monkeypatch.setattr("adamas.data.planetoid._VALIDATION", 2)
-    one_hot = np.eye(2, dtype=np.int32)
-    contents = {
-        "y": one_hot[[0, 1]],
-        "tx": np.array([[7, 0], [0, 4], [5, 5]], dtype=np.float32),
-        "ty": one_hot[[1, 0, 1]],
-        "allx": np.array([[0, 1], [1, 1], [2, 1], [3, 1]], dtype=np.float32),
-        "ally": one_hot[[0, 1, 1, 0]],
-        "graph": {0: [1, 7, 7], 1: [0], 2: [2], 3: [], 4: [], 5: [3], 6: [], 7: [0]},
-    }
-    for part, content in contents.items():
-        raw = csr_of_python_2(content) if part in ("tx", "allx") else pickle.dumps(content, protocol=2)
-        (tmp_path / f"ind.tiny.{part}").write_bytes(raw)
-    (tmp_path / "ind.tiny.test.index").write_text("7\n4\n5\n")
-    graph = read_planetoid(tmp_path, "tiny")
-    assert graph.features.tolist() == [[0, 1], [1, 1], [2, 1], [3, 1], [0, 4], [5, 5], [0, 0], [7, 0]]
-    assert graph.labels.tolist() == [0, 1, 1, 0, 0, 1, 0, 1]
-    assert graph.train_nodes.tolist() == [0, 1]
-    assert graph.validation_nodes.tolist() == [2, 3]
-    assert graph.test_nodes.tolist() == [4, 5, 7]
-    assert graph.test.tensors[1].tolist() == [0, 1, 1]
-    assert graph.edges.T.tolist() == [[0, 1], [0, 7], [1, 0], [3, 5], [5, 3], [7, 0]]
-    assert (graph.input_shape, graph.classes) == ((2,), 2)
-
-
-def test_cora_has_a_split_of_its_own_with_20_of_each_class():
-    classes = sys.modules["adamas.data.cora"]._CLASSES
-    papers = [(f"{1000 + number}", classes[number % 7]) for number in range(1700)]
-    content = io.StringIO()
-    for number, (paper, label) in enumerate(papers):
-        content.write(f"{paper}\t{number % 2}\t1\t{label}\n")
-    graph = read_cora(content.getvalue(), "1000\t1002\n1002\t1000\n1001\t1699\n")
-    assert graph.features[:2].tolist() == [[0, 1], [1, 1]]
-    assert graph.edges.T.tolist() == [[0, 2], [1, 699], [2, 0], [699, 1]]
-    assert graph.train.tensors[1].bincount().tolist() == [20] * 7
-    parts = [graph.train_nodes, graph.validation_nodes, graph.test_nodes]
-    assert [len(part) for part in parts] == [140, 500, 1000]
-    assert len(torch.cat(parts).unique()) == 1640

@@ -34,7 +34,11 @@ TINY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "resnet18-gn": ((3, 8, 8), {}),
     "scattering": ((3, 8, 8), {"scales": 1, "angles": 4, "groups": 5}),
     "minilm": ((TOKENS,), {"sizes": SMALL}),
+    "gcn": ((5,), {"hidden": 6, "hops": 2}),
+    "graphsage": ((5,), {"hidden": 6, "hops": 2}),
+    "node-mlp": ((5,), {"hidden": 6}),
 }
+GRAPH_MODELS = ("gcn", "graphsage", "node-mlp")
 
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -49,15 +53,28 @@ def texts(n: int = N, length: int = TOKENS, words: int = SMALL.words) -> Tensor:
     return torch.where(torch.arange(length) < length - torch.arange(n).unsqueeze(1) % 4, ids, 0)
 
 
-def tiny(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def trees(n: int, width: int, hops: int, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Features and mask of computation trees: the first node has no neighbour, the last tree is complete."""
+    parents = sum(width**level for level in range(hops))
+    mask = torch.rand(n, 1 + width * parents) < 0.7
+    mask[:, 0], mask[0, 1:], mask[-1] = True, False, True
+    for parent in range(parents):  # no node below a row that is none
+        mask[:, 1 + parent * width : 1 + (parent + 1) * width] &= mask[:, parent, None]
+    return torch.randn(*mask.shape, features, dtype=dtype) * mask.unsqueeze(2), mask
+
+
+def tiny(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A model with parameters that are no ones and zeros, and a batch."""
     shape, options = TINY[name]
     model = MODELS[name](shape, CLASSES, **options)
     with torch.no_grad():
         for p in trainable_parameters(model).values():
             p += 0.05 * torch.randn_like(p)
+    labels = torch.randint(CLASSES, (N,))
+    if name in GRAPH_MODELS:
+        return model.to(dtype), (*trees(N, 3, 2, shape[0], dtype), labels)
     x = texts() if name == "minilm" else torch.randn(N, *shape, dtype=dtype)
-    return model.to(dtype), (x, torch.randint(CLASSES, (N,)))
+    return model.to(dtype), (x, labels)
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
