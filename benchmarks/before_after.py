@@ -24,23 +24,20 @@ HERE = Path(__file__).resolve().parents[1]
 def worker(workload: str, threads: int, coordinates: bool) -> None:
     """Trains some steps for each line of standard input, and prints their seconds."""
     sys.path.insert(0, str(HERE / "benchmarks"))
-    import peers
     import torch
+    from peer_steps.catalog import WORKLOADS
+    from peer_steps.geometry import random_geometry
     from torch.nn import functional as F
 
     import adamas
     from adamas import rules
 
     torch.set_num_threads(threads)
-    model, x, y = peers.build_workload(workload)
+    model, x, y = WORKLOADS[workload].build()
     params = [p for p in model.parameters() if p.requires_grad]
     rule = rules.Adam(params, lr=1e-4)
-    if coordinates:  # the same in both trees, as in `adamas_coord` of peers.py
-        random = torch.Generator().manual_seed(0)
-        fixed = adamas.Geometry(
-            {p: 1e-3 * torch.randn(p.shape, generator=random) for p in params},
-            {p: 0.5 + torch.rand(p.shape, generator=random) for p in params},
-        )
+    if coordinates:
+        fixed = random_geometry(params)  # the same in both trees
         rule.geometry = lambda: fixed
     run = adamas.make_private(
         model,

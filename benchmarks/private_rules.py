@@ -5,7 +5,7 @@
 
 The rules take turns, a step each, each on its own model, so that drift of the machine affects all alike. A ratio is the
 median over rounds of a step's time divided by that of `adam` in the same round. Models and batches are those
-of peers.py.
+of `peers.py`.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import statistics
 import time
 from pathlib import Path
 
-import peers
 import torch
+from peer_steps.catalog import WORKLOADS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -37,7 +37,7 @@ class Contestant:
     """A rule and its own model."""
 
     def __init__(self, name: str, workload: str) -> None:
-        self.model, x, y = peers.build_workload(workload)
+        self.model, x, y = WORKLOADS[workload].build()
         self.batch = (x, y)
         self.rule = RULES[name](self.model.parameters())
         self.noise = GaussianNoise(seed=0)
@@ -94,7 +94,7 @@ def main() -> None:
             }
             for name, each in seconds.items()
         }
-    print("| rule | " + " | ".join(f"{w}: {peers.WORKLOADS[w]['note']}" for w in results) + " |")
+    print("| rule | " + " | ".join(f"{w}: {WORKLOADS[w].note}" for w in results) + " |")
     print("|---" * (len(results) + 1) + "|")
     for name in rules:
         cells = [
