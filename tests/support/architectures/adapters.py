@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from tests.support.architectures.batches import next_words, token_losses
+from tests.support.architectures.hugging_face import texts
 from tests.support.architectures.registry import ARCHITECTURES, WIDTH, Built, register
-from tests.support.architectures.texts import next_words, texts, token_losses
 
 # --- adapters -----------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from tests.support.architectures.batches import next_words, next_words_unmasked
+from tests.support.architectures.hugging_face import texts
 from tests.support.architectures.registry import TOLERANCE, WIDTH, register
-from tests.support.architectures.texts import next_words, next_words_unmasked, texts
 
 
 def register_decoders() -> None:

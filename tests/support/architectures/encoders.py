@@ -8,19 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.architectures.registry import CLASSES, WIDTH, WORDS, Built, T, register
-from tests.support.architectures.texts import (
-    SMALL,
+from tests.support.architectures.batches import (
     classified,
     hidden_mean,
     inputs_of,
     labels,
-    made,
     same_words,
     text,
-    texts,
     types,
 )
+from tests.support.architectures.hugging_face import SMALL, made, texts
+from tests.support.architectures.registry import CLASSES, WIDTH, WORDS, Built, T, register
 
 
 def register_encoders() -> None:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from tests.support.architectures.batches import lengths, present, token_losses
 from tests.support.architectures.plain.attention import attention_parts
 from tests.support.architectures.plain.experts import token_mlp
 from tests.support.architectures.plain.parts import head, plain, sequence, two_layers
 from tests.support.architectures.plain.recurrent import recurrent
 from tests.support.architectures.registry import ARCHITECTURES, MIXED, Architecture, Built
-from tests.support.architectures.texts import lengths, present, token_losses
 from tests.support.architectures.vision import clip_pairs
 
 # --- what must be refused -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.support.architectures.batches import present
 from tests.support.architectures.plain.parts import (
     head,
     masked_mean,
@@ -17,7 +18,6 @@ from tests.support.architectures.plain.parts import (
     square,
 )
 from tests.support.architectures.registry import T, register
-from tests.support.architectures.texts import present
 
 
 def attended(batch_first: bool, m: Any, x: Tensor, mask: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.architectures.batches import present
 from tests.support.architectures.plain.parts import head, plain, sequence, two_layers, vector
 from tests.support.architectures.registry import register
-from tests.support.architectures.texts import present
 
 
 def checkpoints(reentrant: bool, m: Any, x: Tensor) -> Tensor:

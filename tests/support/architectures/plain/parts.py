@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.architectures.batches import labels, plain_classified
 from tests.support.architectures.registry import CLASSES, Built, T
-from tests.support.architectures.texts import labels, plain_classified
 from tests.support.through import Through
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests.support.architectures.batches import lengths
 from tests.support.architectures.plain.parts import (
     head,
     param,
@@ -14,7 +15,6 @@ from tests.support.architectures.plain.parts import (
     sequence,
 )
 from tests.support.architectures.registry import register
-from tests.support.architectures.texts import lengths
 
 
 def time_major(m: Any, x: Tensor) -> Tensor:

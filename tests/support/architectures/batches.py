@@ -1,16 +1,13 @@
-"""Data, losses and builders that models of Hugging Face share."""
+"""Random batches, and losses on them with one value for each example."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.architectures.registry import CLASSES, END, PADDING, WIDTH, WORDS, Built, Loss, T
-
-# --- data and losses ----------------------------------------------------------------------------------
+from tests.support.architectures.registry import CLASSES, PADDING, WORDS, Loss, T
 
 
 def labels(n: int) -> Tensor:
@@ -38,9 +35,24 @@ def text(n: int, length: int = T) -> dict[str, Tensor]:
     return {"input_ids": words(n, length), "attention_mask": present(n, length).long()}
 
 
+def types(n: int) -> dict[str, Tensor]:
+    """The second part of each text is of the second type."""
+    return {"token_type_ids": (torch.arange(T) > 3).long().repeat(n, 1)}
+
+
 def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the model's inputs: all tensors but the targets."""
     return {key: x for key, x in batch.items() if key != "targets"}
+
+
+def decoded(n: int, length: int = T) -> dict[str, Tensor]:
+    """Draws the texts that a decoder continues, and the words that it must find."""
+    batch = text(n, length)
+    return {
+        "decoder_input_ids": batch["input_ids"].roll(1, 1),
+        "decoder_attention_mask": batch["attention_mask"],
+        "targets": batch["input_ids"],
+    }
 
 
 def token_losses(logits: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
@@ -95,87 +107,3 @@ def hidden_mean(model: Any, batch: dict[str, Tensor]) -> Tensor:
 def plain_classified(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Computes losses of a classifier; the last tensor holds the labels, the others are the inputs."""
     return F.cross_entropy(model(*batch[:-1]), batch[-1], reduction="none")
-
-
-# --- models of Hugging Face ---------------------------------------------------------------------------
-
-
-def made(model: str, config: str, attention: str | None = None, **options: Any) -> Any:
-    """Makes a model of `transformers` without dropout."""
-    transformers = pytest.importorskip("transformers")
-    if attention is not None:
-        options["attn_implementation"] = attention
-    settings = getattr(transformers, config)(**options)
-    for part in (settings, *(v for v in vars(settings).values() if hasattr(v, "to_dict"))):
-        for key, value in list(vars(part).items()):
-            if "drop" in key and isinstance(value, float):
-                setattr(part, key, 0.0)
-    return getattr(transformers, model)(settings)
-
-
-SMALL: dict[str, Any] = dict(
-    vocab_size=WORDS,
-    hidden_size=WIDTH,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=24,
-    max_position_embeddings=32,
-    num_labels=CLASSES,
-    pad_token_id=PADDING,
-    bos_token_id=END,
-    eos_token_id=END,
-)
-
-
-def texts(
-    model: str, config: str, *, loss: Loss = classified, length: int = T, extra: Any = None, **options: Any
-) -> Callable[[int], Built]:
-    """Makes a model of texts with padding; targets are classes, or words if the loss needs them."""
-
-    def build(n: int) -> Built:
-        batch = text(n, length)
-        if loss is classified:
-            batch["targets"] = labels(n)
-        elif loss is same_words:
-            batch["targets"] = words(n, length)
-        if extra is not None:
-            batch |= extra(n)
-        return made(model, config, **(SMALL | options)), loss, batch
-
-    return build
-
-
-def translation(model: str, config: str, length: int = T, **options: Any) -> Callable[[int], Built]:
-    def build(n: int) -> Built:
-        batch = text(n, length)
-        other = text(n, T - 1)
-        batch["decoder_input_ids"] = other["input_ids"].roll(1, 1)
-        batch["decoder_attention_mask"] = other["attention_mask"]
-        batch["targets"] = other["input_ids"]
-        return made(model, config, **options), translated, batch
-
-    return build
-
-
-def images(
-    model: str,
-    config: str,
-    *,
-    loss: Loss = classified,
-    size: int = 8,
-    frames: int | None = None,
-    **options: Any,
-) -> Callable[[int], Built]:
-    def build(n: int) -> Built:
-        shape = (n, 3, size, size) if frames is None else (n, frames, 3, size, size)
-        batch = {"pixel_values": torch.randn(shape)}
-        if loss is classified:
-            batch["targets"] = labels(n)
-        return made(model, config, **({"num_labels": CLASSES} | options)), loss, batch
-
-    return build
-
-
-def types(n: int) -> dict[str, Tensor]:
-    """The second part of each text is of the second type."""
-    return {"token_type_ids": (torch.arange(T) > 3).long().repeat(n, 1)}
