@@ -10,7 +10,7 @@ SIZES = BertSizes(words=50, positions=16, width=24, layers=3, heads=4, inner=40)
 
 
 def task(seed=0, examples=150):
-    """Makes the model and texts of different lengths; the same for the same arguments, in any process."""
+    """Makes the model, and texts of different lengths. Equal arguments give equal results in any process."""
     torch.manual_seed(seed)
     model = minilm(None, 3, sizes=SIZES)
 

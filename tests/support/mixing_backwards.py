@@ -30,7 +30,7 @@ def multi_grad_hook(model, x, y):
 
 
 class Exponential(torch.autograd.Function):
-    """Saves its output, and takes the mean of it in the backward."""
+    """Saves its output, and multiplies by its mean in the backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -50,7 +50,7 @@ def custom_saved_out(model, x, y):
 
 
 def doubling(name, backward, keep=lambda ctx, x: None):
-    """Adds a loss through a function that doubles its input, with a backward that is not its derivative."""
+    """Adds a loss through a function that doubles its input and has the given backward."""
 
     class Doubling(torch.autograd.Function):
         @staticmethod

@@ -10,11 +10,9 @@ from tests.support.architectures.batches import next_words, token_losses
 from tests.support.architectures.hugging_face import texts
 from tests.support.architectures.registry import ARCHITECTURES, WIDTH, Built, register
 
-# --- adapters -----------------------------------------------------------------------------------------
-
 
 def adapted(base: Callable[[int], Built], config: str, **options: Any) -> Callable[[int], Built]:
-    """An adapter of `peft` on a model of which everything else is frozen."""
+    """Puts an adapter of `peft` on a model, and freezes everything else."""
 
     def build(n: int) -> Built:
         peft = pytest.importorskip("peft")
@@ -91,7 +89,7 @@ def register_adapters() -> None:
 
 
 def prompted(base: Callable[[int], Built], config: str, **options: Any) -> Callable[[int], Built]:
-    """A causal model behind virtual words, which have logits too."""
+    """Puts virtual words in front of a causal model. They have logits, too."""
 
     def build(n: int) -> Built:
         model, _, batch = adapted(base, config, **options)(n)

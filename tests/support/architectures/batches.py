@@ -15,12 +15,12 @@ def labels(n: int) -> Tensor:
 
 
 def lengths(n: int, length: int = T) -> Tensor:
-    """Returns different lengths in no order; the first example has no padding."""
+    """Returns different lengths, not sorted. The first example has no padding."""
     return length - torch.arange(n) * 2 % 3
 
 
 def present(n: int, length: int = T) -> Tensor:
-    """Tells which words of each text are not padding."""
+    """Returns a mask of the words that are not padding."""
     return torch.arange(length) < lengths(n, length).unsqueeze(1)
 
 
@@ -36,17 +36,17 @@ def text(n: int, length: int = T) -> dict[str, Tensor]:
 
 
 def types(n: int) -> dict[str, Tensor]:
-    """The second part of each text is of the second type."""
+    """Assigns the end of each text to the second token type."""
     return {"token_type_ids": (torch.arange(T) > 3).long().repeat(n, 1)}
 
 
 def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the model's inputs: all tensors but the targets."""
+    """Returns the model's inputs: all tensors except the targets."""
     return {key: x for key, x in batch.items() if key != "targets"}
 
 
 def decoded(n: int, length: int = T) -> dict[str, Tensor]:
-    """Draws the texts that a decoder continues, and the words that it must find."""
+    """Draws the inputs of a decoder and the words that it must predict."""
     batch = text(n, length)
     return {
         "decoder_input_ids": batch["input_ids"].roll(1, 1),
@@ -56,7 +56,7 @@ def decoded(n: int, length: int = T) -> dict[str, Tensor]:
 
 
 def token_losses(logits: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-    """Averages the losses of a text's words that are kept."""
+    """Averages the losses of the kept words of each text."""
     losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     weights = kept.to(losses.dtype)
     return (losses * weights).sum(1) / weights.sum(1)
@@ -72,7 +72,7 @@ def next_words(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def next_words_unmasked(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Computes losses of models that take no mask."""
+    """Computes the losses of a language model that takes no mask."""
     ids, mask = batch["input_ids"], batch["attention_mask"]
     return token_losses(model(input_ids=ids).logits[:, :-1], ids[:, 1:], mask[:, 1:])
 
@@ -87,7 +87,7 @@ def translated(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def squared(output: Callable[[Any], Tensor]) -> Loss:
-    """Computes the squared distance of an output, flat for each example, to an arbitrary point."""
+    """Makes a non-linear loss of an output, averaged over each example's entries."""
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
         out = output(model(**batch)).flatten(1)
@@ -97,7 +97,7 @@ def squared(output: Callable[[Any], Tensor]) -> Loss:
 
 
 def hidden_mean(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Averages over the words to get a sentence's vector."""
+    """Computes a non-linear loss of each sentence's vector, the mean over its words."""
     out = model(**batch).last_hidden_state
     kept = batch["attention_mask"].to(out.dtype).unsqueeze(2)
     vectors = (out * kept).sum(1) / kept.sum(1)
@@ -105,5 +105,5 @@ def hidden_mean(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def plain_classified(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Computes losses of a classifier; the last tensor holds the labels, the others are the inputs."""
+    """Computes the losses of a classifier. The last tensor has the labels, the others are the inputs."""
     return F.cross_entropy(model(*batch[:-1]), batch[-1], reduction="none")

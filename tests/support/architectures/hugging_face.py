@@ -1,4 +1,4 @@
-"""Builders of small models of Hugging Face."""
+"""Builders of small Hugging Face models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.architectures.batches import (
 )
 from tests.support.architectures.registry import CLASSES, END, PADDING, WIDTH, WORDS, Built, Loss, T
 
-# Options that many configurations share: layers, models of texts, and pairs of an encoder and a decoder.
+# Options that many configurations share: of layers, of text models, and of models with encoder and decoder.
 LAYERS: dict[str, Any] = dict(
     hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24
 )
@@ -59,7 +59,7 @@ def made(model: str, config: str, attention: str | None = None, **options: Any) 
 def texts(
     model: str, config: str, *, loss: Loss = classified, length: int = T, extra: Any = None, **options: Any
 ) -> Callable[[int], Built]:
-    """Makes a model of texts with padding; targets are classes, or words if the loss needs them."""
+    """Makes a model of padded texts. Targets are classes, or words if the loss needs them."""
 
     def build(n: int) -> Built:
         batch = text(n, length)
@@ -92,7 +92,7 @@ def images(
     frames: int | None = None,
     **options: Any,
 ) -> Callable[[int], Built]:
-    """Makes a model of images, or of videos with some frames."""
+    """Makes a model of images, or of videos if `frames` is given."""
 
     def build(n: int) -> Built:
         shape = (n, 3, size, size) if frames is None else (n, frames, 3, size, size)

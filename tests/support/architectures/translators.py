@@ -72,7 +72,7 @@ def register_translators() -> None:
 
 
 def ended(model: str, config: str, **options: Any) -> Callable[[int], Built]:
-    """A classifier that takes the hidden state of the last word, which is the same for all texts."""
+    """Makes a classifier that reads the hidden state of the last word. All texts end with the same word."""
 
     def build(n: int) -> Built:
         batch = text(n)

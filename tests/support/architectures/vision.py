@@ -113,7 +113,7 @@ def perceiver() -> dict[str, Any]:
 
 
 def clip_pairs(n: int) -> Built:
-    """The similarity of an example's text to its own image: no negatives from the batch."""
+    """Makes a loss of the similarity between an example's text and its own image, without negatives."""
     part: dict[str, Any] = LAYERS | dict(num_hidden_layers=1)
     model = made(
         "CLIPModel",

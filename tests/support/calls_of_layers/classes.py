@@ -1,4 +1,4 @@
-"""Cases of functions of class numbers: embeddings, one-hot vectors and the losses of classifiers."""
+"""Cases of functions of integers: embeddings, one-hot vectors and losses of classifiers."""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""Cases of normalisations, and of `prelu`, whose weights have the same axis."""
+"""Cases of normalisations, and of `prelu`, which also has a weight per channel."""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""Cases of functions that make a tensor, each beside data, so that a result has the examples."""
+"""Cases of functions that make a tensor. Each is combined with data, so that the result has examples."""
 
 import torch
 

@@ -34,7 +34,7 @@ from tests.support.distributed_ranks.saving import (
     save_and_resume,
 )
 from tests.support.distributed_ranks.training import (
-    Noting,
+    Recording,
     absolute,
     examples_seen,
     model_with_equal_values,
@@ -49,8 +49,8 @@ __all__ = [
     "WORLD",
     "Failure",
     "N",
-    "Noting",
     "Pool",
+    "Recording",
     "absolute",
     "check_device",
     "checkpoints_by_itself",

@@ -17,7 +17,7 @@ from tests.support.distributed_ranks.runs import loss, make_model, make_run, out
 
 
 def fail_in_the_loss(rank, failing_step):
-    """Rank 1's loss raises at a step; both go on afterwards, as after an error that was seen to."""
+    """Raises in rank 1's loss at one step. Both ranks go on after it, as if the cause had been fixed."""
     broken = []
 
     def fragile_loss(model, batch):
@@ -40,7 +40,7 @@ def fail_in_the_loss(rank, failing_step):
 
 
 def construct(rank, odd, usual=None):
-    """`make_private` with other settings on rank 1."""
+    """Makes a run with other settings on rank 1."""
     return make_run(distributed=True, **(odd if rank else usual or {})).steps
 
 
@@ -50,7 +50,7 @@ def construct_unsupported(rank):
 
 
 def drift(rank, how):
-    """Rank 1 changes something of its own after two steps."""
+    """Changes something on rank 1 only, after two steps."""
     run = make_run(distributed=True)
     for step in run:
         if step.number == 2 and rank == 1:
@@ -90,7 +90,7 @@ def raw_run(rank):
 
 
 def end_or_hang(rank, folder, how, timeout):
-    """Rank 1 is killed, or does not come back, in its fourth step; rank 0 keeps checkpoints."""
+    """Kills rank 1 in its fourth step, or lets it hang there. Rank 0 writes checkpoints."""
     path = Path(folder) / f"{how}.pt"
     calls = []
 

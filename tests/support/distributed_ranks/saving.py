@@ -11,7 +11,7 @@ from tests.support.distributed_ranks.runs import make_run, outcome
 
 
 def save_and_resume(rank, folder, odd=False):
-    """Four of six steps, a checkpoint that is written once, and a new run that goes on from it."""
+    """Saves after four of six steps, and resumes in a new run. `odd` changes the state on rank 1."""
     path = Path(folder) / f"odd{odd}.pt"
     run = make_run(distributed=True)
     for step in run:
@@ -35,7 +35,7 @@ def save_and_resume(rank, folder, odd=False):
 
 
 def checkpoints_by_itself(rank, folder):
-    """Five of six steps with automatic checkpoints and a data set's ledger; then the same call goes on."""
+    """Stops after five of six steps, with automatic checkpoints and a data set's ledger, and resumes."""
     options = {
         "checkpoint": Path(folder) / "run.safetensors",
         "checkpoint_every": 2,
@@ -48,13 +48,13 @@ def checkpoints_by_itself(rank, folder):
         if step.number == 5:
             break
     journal = Path(folder) / "run.safetensors.journal"
-    records = (journal.stat().st_size - 48) // 64  # behind a header
+    records = (journal.stat().st_size - 48) // 64  # after a header of 48 bytes
     later = make_run(**options)
     return later.steps_done, records, outcome(later)
 
 
 def journal_on_a_full_disk(rank, folder):
-    """The journal of rank 0 cannot be written."""
+    """Trains while the disk is full, so that rank 0 cannot write its journal."""
     run = make_run(distributed=True)
     path = Path(folder) / "full.safetensors"
     run.save(path)
@@ -71,8 +71,4 @@ def _no_room(*arguments):
 
 
 def fail_to_write(rank):
-    write_once(make_run(distributed=True).ranks, _no_disk)
-
-
-def _no_disk():
-    raise OSError("no space left")
+    write_once(make_run(distributed=True).ranks, _no_room)

@@ -1,4 +1,4 @@
-"""Training on both ranks, and what each rank loads, draws and releases."""
+"""Trains on both ranks, and records what each rank loads, draws and releases."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def train(rank, **settings):
 
 
 def train_in_a_group(rank):
-    """A group of both ranks, and a group of rank 0 alone, for which rank 1 is no member."""
+    """Trains in a group of both ranks, and in a group that rank 1 does not belong to."""
     both = outcome(make_run(distributed=dist.new_group([0, 1])))
     alone = dist.new_group([0])
     try:
@@ -28,8 +28,8 @@ def train_in_a_group(rank):
         return both, Failure(error)
 
 
-class Noting(TensorDataset):
-    """Notes which examples are loaded."""
+class Recording(TensorDataset):
+    """Records which examples are loaded."""
 
     def __init__(self, *tensors):
         super().__init__(*tensors)
@@ -41,14 +41,14 @@ class Noting(TensorDataset):
 
 
 def examples_seen(rank, **settings):
-    """What this rank loaded and its model drew at each step, its progress, its seed's name, the settings."""
-    data, seen, drawn = Noting(*make_data().tensors), [], []
+    """Returns what each step loaded and drew, the progress, words of the seed, and the settings."""
+    data, seen, drawn = Recording(*make_data().tensors), [], []
 
-    def noting_loss(model, batch):
+    def recording_loss(model, batch):
         drawn.append(float(torch.rand(())))
         return loss(model, batch)
 
-    run = make_run(distributed=True, data=data, loss=noting_loss, engine="bookkeeping", **settings)
+    run = make_run(distributed=True, data=data, loss=recording_loss, engine="bookkeeping", **settings)
     for batch in run.batches():
         data.loaded.clear()
         drawn.clear()
@@ -58,7 +58,7 @@ def examples_seen(rank, **settings):
 
 
 def noise_only(rank, coordinates, noise_multiplier):
-    """The release of a model whose gradients are 0, with a secret seed."""
+    """Returns the release of a model whose gradients are 0, with a secret seed."""
     model = nn.Linear(coordinates, 1, bias=False)
     data = TensorDataset(torch.zeros(N, coordinates))
 
@@ -83,7 +83,7 @@ def model_with_equal_values(model):
 
 
 def used_keys(rank, folder):
-    """Which keys of the noise a run uses that is saved, goes on, and is continued with another rate."""
+    """Saves a run, lets it go on, resumes the file with another rate, and returns the noise keys used."""
     used = []
     original = GaussianNoise.add_normal_
 

@@ -1,4 +1,4 @@
-"""Losses that take another axis for that of the examples, or regroup entries across it."""
+"""Losses that confuse the axis of the examples with another, or regroup entries across it."""
 
 import torch
 from torch.nn import functional as F

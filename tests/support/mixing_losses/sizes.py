@@ -1,4 +1,4 @@
-"""Losses that take a size or a start from the labels of the whole batch."""
+"""Losses that compute a size or a start from the labels of the whole batch."""
 
 import torch
 from torch.nn import functional as F

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.support.mixing_losses.registry import attack, factors
 
-# A mean, in a tensor that is made from it.
+# A mean, passed to a function that makes a tensor.
 factors(
     full_mean=lambda x, y: torch.full((1,), x.mean()),
     full_like_mean=lambda x, y: torch.full_like(x[:, 0], x.mean()),
@@ -20,7 +20,7 @@ factors(
     as_a_parameter=lambda x, y: nn.Parameter(x.mean(), requires_grad=False),
 )
 
-# A mean, by a function or a copy that another library or another layer of torch makes.
+# A mean or a count, by a constructor or a function that does not look like a reduction of the batch.
 factors(
     tensor_ctor=lambda x, y: torch.Tensor(x).mean(),
     from_numpy=lambda x, y: torch.from_numpy(numpy.asarray(x)).mean(),
@@ -29,7 +29,7 @@ factors(
     sum_of_a_mask=lambda x, y: x.ne(x).logical_not().sum(),
 )
 
-# The default reduction of a loss, hidden by arguments that override `reduction`.
+# A reduction by deprecated arguments, which override `reduction`.
 factors(
     mse_size_average=lambda x, y: F.mse_loss(x, x * 2, size_average=True, reduction="none"),
     mse_size_average_pos=lambda x, y: F.mse_loss(x, x * 2, True, None, reduction="none"),

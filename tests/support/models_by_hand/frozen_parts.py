@@ -1,4 +1,4 @@
-"""Models of which only some parameters are trained."""
+"""Models with frozen parameters, or with parameters that the forward does not use."""
 
 from collections.abc import Callable
 

@@ -11,7 +11,7 @@ from tests.support.through import Through
 
 
 def recurrent(layer: Callable[..., nn.Module], length: int = 4, **options: Any) -> Build:
-    """Reads out all outputs of a recurrent layer."""
+    """Puts a linear layer behind all outputs of a recurrent layer."""
     time_first = not options.get("batch_first", True)
 
     def forward(m: Any, x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def recurrent(layer: Callable[..., nn.Module], length: int = 4, **options: Any) 
 
 
 def cell_loop(layer: Callable[..., nn.Module], **options: Any) -> Build:
-    """Runs a cell over time, and reads out its last state."""
+    """Runs a cell over time, and puts a linear layer behind its last state."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         state = None

@@ -1,4 +1,4 @@
-"""Models in plain torch: folded batches, packed sequences, experts, attention by hand, graphs."""
+"""Models in plain torch, without Hugging Face."""
 
 from tests.support.architectures.plain.attention import register_attention
 from tests.support.architectures.plain.experts import register_experts

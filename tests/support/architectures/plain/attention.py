@@ -1,4 +1,4 @@
-"""Attention: layers of torch, and products written by hand."""
+"""Attention: torch's layers, and attention written by hand."""
 
 from collections.abc import Callable
 from functools import partial
@@ -78,14 +78,14 @@ def einsum_attention(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def einsum_weights(m: Any, x: Tensor) -> Tensor:
-    """Projections by einsum with weights for each head."""
+    """Projects with einsum, by weights for each head."""
     q, k, v = (torch.einsum("btd,dhk->bhtk", x, w) for w in (m.q, m.k, m.v))
     out = (q @ k.transpose(2, 3)).softmax(-1) @ v
     return m.head(torch.einsum("bhtk,hkd->btd", out, m.o).mean(1))
 
 
 def folded_attention(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """Heads folded with the batch, as fairseq and many others do."""
+    """Folds the heads into the batch, as fairseq and others do."""
     b, t, d = x.shape
     q, k, v = (
         each.view(b, t, 2, d // 2).transpose(1, 2).reshape(b * 2, t, d // 2) for each in m.qkv(x).chunk(3, 2)
@@ -110,7 +110,7 @@ def rotary_attention(m: Any, x: Tensor) -> Tensor:
 
 
 def relative_attention(m: Any, x: Tensor) -> Tensor:
-    """A learned bias for each distance and head, looked up at constant places, as the attention's mask."""
+    """Looks up a learned bias for each distance and head, and passes it as the mask."""
     q, k, v = (split_heads(each).transpose(1, 2) for each in m.qkv(x).chunk(3, 2))
     place = torch.arange(x.shape[1])
     bias = m.bias(place[None] - place[:, None] + T).permute(2, 0, 1).unsqueeze(0)
@@ -123,7 +123,7 @@ def qkv_parts() -> dict[str, Any]:
 
 
 def window_attention(m: Any, x: Tensor) -> Tensor:
-    """Attention in windows that are folded with the batch, with a bias, and shifted back."""
+    """Folds shifted windows into the batch, and attends within them with a learned bias."""
     b, t, d = x.shape
     h = x.roll(-1, 1).view(b * t // 3, 3, d)
     q, k, v = (split_heads(each).transpose(1, 2) for each in m.qkv(h).chunk(3, 2))
@@ -133,7 +133,7 @@ def window_attention(m: Any, x: Tensor) -> Tensor:
 
 
 def latent_queries(m: Any, x: Tensor) -> Tensor:
-    """Learned queries, repeated for each example."""
+    """Attends from learned queries, repeated for each example."""
     q = m.query.expand(len(x), -1, -1)
     out = F.scaled_dot_product_attention(q, m.k(x), m.v(x))
     return m.head((out + q).flatten(1))

@@ -21,14 +21,14 @@ def token_mlp(experts: int = 4) -> dict[str, Any]:
 
 
 def soft_mixture(m: Any, x: Tensor) -> Tensor:
-    """All experts for all tokens, weighted by the gates."""
+    """Runs all experts on all tokens, and weights them by the gates."""
     gates = m.gate(x).softmax(-1)
     mixed = torch.stack([expert(x) for expert in m.experts], -1)
     return m.head((x + (mixed * gates.unsqueeze(-2)).sum(-1)).mean(1))
 
 
 def top_mixture(m: Any, x: Tensor) -> Tensor:
-    """All experts for all tokens, of which the best two have weights."""
+    """Runs all experts on all tokens. Only the best two have weight."""
     gates, best = m.gate(x).topk(2, -1)
     weights = (F.one_hot(best, len(m.experts)).to(x.dtype) * gates.softmax(-1).unsqueeze(-1)).sum(-2)
     mixed = torch.stack([expert(x) for expert in m.experts], -1)
@@ -36,7 +36,7 @@ def top_mixture(m: Any, x: Tensor) -> Tensor:
 
 
 def routed_mixture(m: Any, x: Tensor) -> Tensor:
-    """Each expert on the tokens of the whole batch that chose it, added back at their places."""
+    """Runs each expert on the tokens of the batch that chose it, and adds the results at their places."""
     tokens = x.reshape(-1, x.shape[-1])
     gates, best = m.gate(tokens).topk(2, -1)
     gates = gates.softmax(-1)
@@ -48,7 +48,7 @@ def routed_mixture(m: Any, x: Tensor) -> Tensor:
 
 
 def masked_mixture(m: Any, x: Tensor) -> Tensor:
-    """The same with boolean masks and assignment."""
+    """Does the same with boolean masks and assignment."""
     tokens = x.flatten(0, 1)
     gates, best = m.gate(tokens).softmax(-1).max(-1)
     out = torch.zeros_like(tokens)
@@ -60,7 +60,7 @@ def masked_mixture(m: Any, x: Tensor) -> Tensor:
 
 
 def stacked_mixture(m: Any, x: Tensor) -> Tensor:
-    """Experts' weights in one tensor, from which each token takes its own."""
+    """Keeps the experts' weights in one tensor, from which each token takes its own."""
     tokens = x.flatten(0, 1)
     gates, best = m.gate(tokens).softmax(-1).max(-1)
     h = torch.einsum("td,tdk->tk", tokens, m.wide[best])

@@ -1,4 +1,4 @@
-"""Linear layers: checkpoints, several inputs of an example, tokens by a mask, embeddings of fields."""
+"""Linear layers, with checkpoints, several inputs per example, masks of tokens or tables."""
 
 from functools import partial
 from typing import Any
@@ -21,20 +21,20 @@ def checkpoints(reentrant: bool, m: Any, x: Tensor) -> Tensor:
 
 
 def siamese(m: Any, left: Tensor, right: Tensor) -> Tensor:
-    """Two inputs side by side in the batch."""
+    """Concatenates two inputs along the batch."""
     h = torch.tanh(m.second(torch.relu(m.first(torch.cat([left, right])))))
     a, b = h.chunk(2)
     return m.head((a - b).abs())
 
 
 def siamese_stacked(m: Any, left: Tensor, right: Tensor) -> Tensor:
-    """Two inputs that alternate in the batch."""
+    """Interleaves two inputs along the batch."""
     h = torch.tanh(m.second(torch.relu(m.first(torch.stack([left, right], 1).flatten(0, 1)))))
     return m.head((h[0::2] - h[1::2]).abs())
 
 
 def many_crops(m: Any, x: Tensor) -> Tensor:
-    """Several augmentations of each example, repeated along the batch; the mean of their logits."""
+    """Repeats each example along the batch for its augmentations, and averages their logits."""
     again = x.repeat_interleave(3, 0)
     factors = torch.tensor([1.0, 0.5, -1.0], dtype=x.dtype).repeat(len(x)).view(-1, 1)
     h = torch.relu(m.first(again * factors))
@@ -42,7 +42,7 @@ def many_crops(m: Any, x: Tensor) -> Tensor:
 
 
 def tiled_crops(m: Any, x: Tensor) -> Tensor:
-    """The same with the augmentations outside the examples."""
+    """Concatenates the augmented batches, and averages the logits of each example."""
     again = torch.cat([x, 0.5 * x, x.flip(1)])
     h = torch.relu(m.first(again))
     return torch.stack(m.head(torch.tanh(m.second(h))).split(len(x))).mean(0)
@@ -53,14 +53,14 @@ def three_layers() -> dict[str, Any]:
 
 
 def masked_tokens(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """A layer on the tokens that are present only, all of the batch in one list."""
+    """Runs layers on a list of all present tokens of the batch, and adds up the results per example."""
     h = torch.tanh(m.second(torch.relu(m.first(x[mask]))))
     rows = mask.nonzero()[:, 0]
     return m.head(torch.zeros(len(x), 8, dtype=h.dtype).index_add(0, rows, h))
 
 
 def scattered_tokens(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """The same, put back at their places."""
+    """Does the same, but puts the results back at their places."""
     h = torch.tanh(m.second(torch.relu(m.first(x[mask]))))
     out = torch.zeros_like(x)
     out[mask] = h
@@ -68,7 +68,7 @@ def scattered_tokens(m: Any, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def factorization(m: Any, users: Tensor, items: Tensor) -> Tensor:
-    """Click-through: embeddings of fields with offsets, pairwise products, and a bag."""
+    """Predicts clicks from embeddings of fields with offsets, their pairwise products, and a bag."""
     h = m.table(users.unsqueeze(1) + torch.tensor([0, 10]))
     bag = F.embedding_bag(items, m.items.weight, mode="mean")
     pairs = 0.5 * (h.sum(1).square() - h.square().sum(1))

@@ -10,7 +10,7 @@ from tests.support.architectures.registry import T, register
 
 
 def graph(m: Any, x: Tensor, edges: Tensor) -> Tensor:
-    """Graphs of one size as one large graph: nodes folded into the batch, edges with offsets."""
+    """Joins the graphs to one large graph: folds nodes into the batch, and offsets the edges."""
     n, nodes, _ = x.shape
     offset = torch.arange(n).view(-1, 1, 1) * nodes
     source, target = (edges + offset).permute(2, 0, 1).flatten(1)
@@ -22,7 +22,7 @@ def graph(m: Any, x: Tensor, edges: Tensor) -> Tensor:
 
 
 def segments(m: Any, x: Tensor, edges: Tensor) -> Tensor:
-    """The same with `scatter_add`, and the mean over a graph by its number."""
+    """Does the same with `scatter_add`, and averages by the number of the graph."""
     n, nodes, _ = x.shape
     offset = torch.arange(n).view(-1, 1, 1) * nodes
     source, target = (edges + offset).permute(2, 0, 1).flatten(1)
@@ -34,7 +34,7 @@ def segments(m: Any, x: Tensor, edges: Tensor) -> Tensor:
 
 
 def point_cloud(m: Any, x: Tensor) -> Tensor:
-    """Nearest neighbours within a cloud, gathered by index."""
+    """Gathers the nearest neighbours within each cloud."""
     near = torch.cdist(x, x).topk(3, largest=False).indices
     rows = torch.arange(len(x)).view(-1, 1, 1)
     h = torch.relu(m.first(x[rows, near] - x.unsqueeze(2))).amax(2)

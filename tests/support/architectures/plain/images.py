@@ -12,7 +12,7 @@ from tests.support.through import Through
 
 
 def windows(m: Any, x: Tensor) -> Tensor:
-    """Overlapping windows of a signal, by `Tensor.unfold`."""
+    """Takes overlapping windows of a signal with `Tensor.unfold`."""
     h = torch.relu(m.first(x.unfold(1, 4, 2)))
     return m.head(torch.tanh(m.second(h.flatten(1))))
 
@@ -22,14 +22,14 @@ def windows_parts() -> dict[str, Any]:
 
 
 def image_windows(m: Any, x: Tensor) -> Tensor:
-    """Patches of an image, by `F.unfold`, and back by `F.fold`."""
+    """Takes patches of an image with `F.unfold`, and joins them with `F.fold`."""
     h = F.unfold(x, 3, padding=1).transpose(1, 2)
     h = torch.relu(m.first(h)).transpose(1, 2)
     return m.head(F.fold(h, x.shape[-2:], 1).mean((2, 3)))
 
 
 def u_net(m: Any, x: Tensor) -> Tensor:
-    """Down, up and across, as in segmentation and diffusion."""
+    """Joins a downsampled and upsampled path with a skip connection."""
     a = F.silu(m.norm(m.first(x)))
     b = F.silu(m.down(a))
     c = F.interpolate(b, scale_factor=2, mode="nearest")
@@ -47,7 +47,7 @@ def unet_parts() -> dict[str, Any]:
 
 
 def diffusion(n: int) -> Built:
-    """Noise that the batch brings, scaled by a table at a time of each example, and a time embedding."""
+    """Makes a denoiser. The batch has the noise, and a time per example that picks its scale."""
     model = Through(
         _denoise, conv=nn.Conv2d(3, 8, 3, padding=1), time=nn.Linear(4, 8), out=nn.Conv2d(8, 3, 1)
     )

@@ -1,4 +1,4 @@
-"""Layers and inputs that several families share, and the form of a classifier."""
+"""Layers and inputs that several families share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.through import Through
 def plain(
     forward: Callable[..., Tensor], parts: Callable[[], dict[str, Any]], *inputs: Callable[[int], Tensor]
 ) -> Callable[[int], Built]:
-    """A classifier that is a function of parts and inputs."""
+    """Makes a classifier from a function of its parts and inputs."""
 
     def build(n: int) -> Built:
         return Through(forward, **parts()), plain_classified, (*(x(n) for x in inputs), labels(n))

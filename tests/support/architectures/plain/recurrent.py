@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: time-major, packed, with an initial state, in a loop."""
+"""Recurrent layers and cells, with packed sequences, time-major inputs and initial states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def time_major_last(m: Any, x: Tensor) -> Tensor:
 
 
 def packed(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
-    """Sequences of different lengths, packed in any order; the final state and the outputs."""
+    """Packs sequences in any order, and reads the final state and the outputs."""
     pack = pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
     out, h = m.rnn(pack)
     h = h[0] if isinstance(h, tuple) else h
@@ -38,7 +38,7 @@ def packed(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
 
 
 def packed_sorted(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
-    """Sequences that the model sorts by length, and sorts back."""
+    """Sorts the sequences by length, packs them, and restores their order."""
     order = sizes.argsort(descending=True)
     pack = pack_padded_sequence(x[order], sizes[order], batch_first=True)
     out, h = m.rnn(pack)
@@ -49,7 +49,7 @@ def packed_sorted(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
 
 
 def packed_list(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
-    """Lengths read as numbers, as many tutorials do."""
+    """Reads the lengths as Python numbers, as many tutorials do."""
     pack = pack_padded_sequence(x, sizes.tolist(), batch_first=True, enforce_sorted=False)
     out, _ = m.rnn(pack)
     whole, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
@@ -57,13 +57,13 @@ def packed_list(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
 
 
 def initial_state(m: Any, x: Tensor) -> Tensor:
-    """A learned initial state for a recurrent layer."""
+    """Starts from a learned initial state."""
     _, h = m.rnn(x, m.state.unsqueeze(1).repeat(1, len(x), 1))
     return m.head(h[-1])
 
 
 def hand_written_rnn(m: Any, x: Tensor) -> Tensor:
-    """A cell in a loop over time, over whole columns of the batch."""
+    """Runs a cell over time, on one column of the batch per step."""
     h = x.new_zeros(len(x), 6)
     for step in x.unbind(1):
         h = m.cell(step, h)
@@ -71,7 +71,7 @@ def hand_written_rnn(m: Any, x: Tensor) -> Tensor:
 
 
 def filled_rnn(m: Any, x: Tensor) -> Tensor:
-    """Outputs that are written into a buffer."""
+    """Writes the outputs into a buffer."""
     h, outs = torch.zeros(len(x), 6, dtype=x.dtype), torch.zeros(len(x), x.shape[1], 6, dtype=x.dtype)
     for t in range(x.shape[1]):
         h = m.cell(x[:, t], h)

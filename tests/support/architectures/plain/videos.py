@@ -11,7 +11,7 @@ from tests.support.architectures.registry import register
 
 
 def frames(m: Any, x: Tensor) -> Tensor:
-    """A video: frames folded into the batch, and their mean over time."""
+    """Folds the frames into the batch, and averages over time."""
     h = x.flatten(0, 1)
     h = F.relu(m.norm(m.first(h)))
     h = F.relu(m.second(h)).mean((2, 3))
@@ -19,7 +19,7 @@ def frames(m: Any, x: Tensor) -> Tensor:
 
 
 def frames_reshaped(m: Any, x: Tensor) -> Tensor:
-    """The same with sizes that are read and multiplied in Python."""
+    """Does the same with sizes that Python multiplies."""
     b, t, c, height, width = x.shape
     h = F.relu(m.norm(m.first(x.reshape(b * t, c, height, width))))
     h = F.relu(m.second(h)).mean((2, 3))
@@ -27,7 +27,7 @@ def frames_reshaped(m: Any, x: Tensor) -> Tensor:
 
 
 def frames_time_first(m: Any, x: Tensor) -> Tensor:
-    """The same with time before the examples in the folded axis."""
+    """Does the same with time as the outer part of the folded axis."""
     h = F.relu(m.norm(m.first(x.transpose(0, 1).flatten(0, 1))))
     h = F.relu(m.second(h)).mean((2, 3))
     return m.head(h.unflatten(0, (x.shape[1], len(x))).mean(0))
