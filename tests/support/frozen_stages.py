@@ -4,9 +4,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from adamas.data import Data
-from adamas.models import BertSizes, minilm
+from adamas.models import minilm
+from tests.support.small_models import SMALL as SIZES
 
-SIZES = BertSizes(words=50, positions=16, width=24, layers=3, heads=4, inner=40)
+__all__ = ["SIZES", "task"]
 
 
 def task(seed=0, examples=150):

@@ -1,9 +1,9 @@
 """A harness for the rows of the separation table.
 
 It runs a call on a batch, and checks the place of the examples that the row's rule proves. A case is a call
-with data whose examples are on some axis, plain or folded with another. A proven place must be right: the part
-of an example in the result equals that of a batch of copies of the example, and its gradient reaches no other
-example. `calls_of_*` register the cases of each family of functions in `FAMILIES`.
+with data whose examples are on some axis, plain or folded with another. A proven place must be right: the
+part of an example in the result equals that of a batch of copies of the example, and its gradient reaches no
+other example. `calls_of_*` register the cases of each family of functions in `FAMILIES`.
 """
 
 import itertools
