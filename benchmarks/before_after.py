@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the whole step of a private run in this tree and in another checkout: `before_after.py OTHER`.
+"""Compares the whole step of a private run in this tree and in another checkout.
 
-Two processes train the same model on the same batches, from the same seed, and take turns, so that drift of the
-machine affects both alike. A turn is a few steps. Its first step is not counted: the caches hold the other process's data, and the
+    python benchmarks/before_after.py OTHER
+
+Two processes train the same model on the same batches from the same seed, and take turns, so that drift of the machine
+affects both alike. A turn is a few steps. Its first step is not counted: the caches hold the other process's data, and the
 threads are asleep. Waiting threads must not spin, since the other process needs the cores.
 
 Prints three ratios: of the medians over all steps, the median over paired turns, and of the fastest steps. Quote the first
-one. If the others differ from it by much, the machine was not quiet.
+one. If the others differ much from it, the machine was not quiet.
 """
 
 import argparse
@@ -22,7 +24,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def worker(workload: str, threads: int, coordinates: bool) -> None:
-    """Trains some steps for each line of standard input, and prints their seconds."""
+    """Reads numbers of steps from standard input, makes as many steps, and prints the seconds of each."""
     sys.path.insert(0, str(HERE / "benchmarks"))
     import torch
     from peer_steps.catalog import WORKLOADS
@@ -101,7 +103,7 @@ class Side:
 def compared(
     other: Path, workload: str, threads: int, seconds: float, *, coordinates: bool
 ) -> dict[str, float]:
-    """Times steps of both trees, by turns."""
+    """Times the steps of both trees in turns."""
     sides = [Side(tree, workload, threads, coordinates) for tree in (other, HERE)]
     slowest = max(statistics.median(side.steps(5)) for side in sides)
     count = 1 + max(2, min(20, int(0.5 / slowest)))  # half a second, or two steps, after the first one

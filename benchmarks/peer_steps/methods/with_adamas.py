@@ -1,6 +1,6 @@
 """The whole private step of adamas: engine, clipping, noise and the rule `adam`."""
 
-from torch.nn import functional as F
+from private_step import losses
 
 from adamas import rules
 from adamas.engines import ENGINES
@@ -8,10 +8,6 @@ from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
 from peer_steps.geometry import random_geometry
 from peer_steps.methods.base import Method
-
-
-def losses(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 class Adamas(Method):
