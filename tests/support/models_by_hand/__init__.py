@@ -18,6 +18,7 @@ from tests.support.models_by_hand import (
     unusual,
 )
 from tests.support.models_by_hand.attention_layers import attention
+from tests.support.models_by_hand.frozen_parts import frozen
 from tests.support.models_by_hand.normalizations import normed
 from tests.support.models_by_hand.parts import B, Build, Pool, made, mlp, param, rows, tokens
 from tests.support.models_by_hand.recurrent_layers import recurrent
@@ -32,6 +33,7 @@ __all__ = [
     "Through",
     "attention",
     "checkpointed",
+    "frozen",
     "made",
     "mlp",
     "normed",
