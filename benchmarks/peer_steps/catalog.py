@@ -103,7 +103,7 @@ METHODS = {
 }
 
 
-def make_session(args, workload, method, clip, sigma, seed=0):
+def make_stepper(args, workload, method, clip, sigma, seed=0):
     """Returns a method that is not set up yet, with the model, inputs and targets of a workload."""
     model, x, y = WORKLOADS[workload].build(args.batch, args.seq, seed)
     return METHODS[method].load()(len(x), clip, sigma), model, x, y

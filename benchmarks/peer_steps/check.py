@@ -5,7 +5,7 @@ import io
 
 import torch
 
-from peer_steps.catalog import METHODS, described, make_session
+from peer_steps.catalog import METHODS, described, make_stepper
 
 TOLERANCE = 1e-4
 
@@ -22,8 +22,8 @@ def check(args):
 
 
 def check_workload(args, workload):
-    session, reference = gradients_of(args, workload, "vmap", None, torch.float64)
-    norms, clip = session.norms, session.clip
+    stepper, reference = gradients_of(args, workload, "vmap", None, torch.float64)
+    norms, clip = stepper.norms, stepper.clip
     _, reference32 = gradients_of(args, workload, "vmap", clip)
     report = {"clip": clip, "norm_min": float(norms.min()), "norm_max": float(norms.max())}
     print(f"{workload}: per-sample norms {norms.min():.3g}..{norms.max():.3g}, clip {clip:.3g}", flush=True)
@@ -43,14 +43,14 @@ def check_workload(args, workload):
 
 def gradients_of(args, workload, method, clip, dtype=torch.float32):
     """Makes a step without noise. Returns the method and the gradients by name."""
-    session, model, x, y = make_session(args, workload, method, clip, 0.0, args.seed)
+    stepper, model, x, y = make_stepper(args, workload, method, clip, 0.0, args.seed)
     model = model.to(dtype)
     if hasattr(model, "pos"):
         model.pos = model.pos.to(dtype)
     with contextlib.redirect_stdout(io.StringIO()):
-        session.setup(model)
-        session.step(x.to(dtype) if x.is_floating_point() else x, y)
-    return session, {name: gradient.clone() for name, gradient in session.grads().items()}
+        stepper.setup(model)
+        stepper.step(x.to(dtype) if x.is_floating_point() else x, y)
+    return stepper, {name: gradient.clone() for name, gradient in stepper.grads().items()}
 
 
 def compared(found, reference, reference32):

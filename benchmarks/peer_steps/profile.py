@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from peer_steps.catalog import described, make_session
+from peer_steps.catalog import described, make_stepper
 
 
 def profile(args):
@@ -18,34 +18,34 @@ def profile(args):
     for workload in args.workloads:
         for method in args.methods:
             try:
-                session, model, x, y = make_session(args, workload, method, args.clip, args.sigma)
+                stepper, model, x, y = make_stepper(args, workload, method, args.clip, args.sigma)
                 with contextlib.redirect_stdout(sys.stderr):
-                    session.setup(model)
+                    stepper.setup(model)
                     for _ in range(args.warmup):
-                        session.step(x, y)
+                        stepper.step(x, y)
             except Exception as error:
                 print(f"{workload} {method}: {described(error)}")
                 continue
-            found = profile_session(session, x, y, args)
+            found = profile_stepper(stepper, x, y, args)
             report.setdefault(workload, {})[method] = found
             print_profile(f"{workload} {method}", found)
     return report
 
 
-def profile_session(session, x, y, args):
+def profile_stepper(stepper, x, y, args):
     before = resource.getrusage(resource.RUSAGE_SELF)
-    phases = median_phases(session, x, y, args.reps)
+    phases = median_phases(stepper, x, y, args.reps)
     after = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "phases": phases,
-        "ops": top_operators(session, x, y, args.top),
+        "ops": top_operators(stepper, x, y, args.top),
         "user": (after.ru_utime - before.ru_utime) / args.reps,
         "kernel": (after.ru_stime - before.ru_stime) / args.reps,
         "page_faults": (after.ru_minflt - before.ru_minflt) // args.reps,
     }
 
 
-def median_phases(session, x, y, steps):
+def median_phases(stepper, x, y, steps):
     """Returns the median seconds of each phase of a step, and of the regions that the method names."""
     inside = {}  # region -> its seconds in this step
 
@@ -59,27 +59,27 @@ def median_phases(session, x, y, steps):
 
         return call
 
-    for owner, attribute, label in session.regions():
+    for owner, attribute, label in stepper.regions():
         setattr(owner, attribute, timed(getattr(owner, attribute), label))
     rows = []
     for _ in range(steps):
         inside.clear()
         t0 = time.perf_counter()
-        loss = session.forward(x, y)
+        loss = stepper.forward(x, y)
         t1 = time.perf_counter()
-        session.backward(loss)
+        stepper.backward(loss)
         t2 = time.perf_counter()
-        session.update()
+        stepper.update()
         t3 = time.perf_counter()
         rows.append({"forward": t1 - t0, "backward": t2 - t1, "update": t3 - t2, "step": t3 - t0, **inside})
     return {phase: statistics.median(row[phase] for row in rows) for phase in rows[0]}
 
 
-def top_operators(session, x, y, count, steps=2):
+def top_operators(stepper, x, y, count, steps=2):
     """Returns the operators that take most time: name, share in per cent, calls per step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
-            session.step(x, y)
+            stepper.step(x, y)
     operators = sorted(profiler.key_averages(), key=lambda each: -each.self_cpu_time_total)
     total = sum(each.self_cpu_time_total for each in operators)
     return [

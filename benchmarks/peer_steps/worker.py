@@ -9,7 +9,7 @@ import traceback
 
 import torch
 
-from peer_steps.catalog import described, make_session
+from peer_steps.catalog import described, make_stepper
 
 
 def work(args):
@@ -24,7 +24,7 @@ def work(args):
 
     try:
         torch.set_num_threads(args.threads)
-        session, model, x, y = make_session(args, args.workload, args.method, args.clip, args.sigma)
+        stepper, model, x, y = make_stepper(args, args.workload, args.method, args.clip, args.sigma)
         sizes = {
             "params": sum(p.numel() for p in model.parameters()),
             "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -32,10 +32,10 @@ def work(args):
         first_peak = peak_of_life()
         reset_peak()
         base = memory_now()
-        session.setup(model)
+        stepper.setup(model)
         start = time.perf_counter()
         for _ in range(args.warmup):
-            session.step(x, y)
+            stepper.step(x, y)
         warm = (time.perf_counter() - start) / args.warmup
     except Exception as error:  # a method that cannot run a workload is a result, too
         if args.verbose:
@@ -47,7 +47,7 @@ def work(args):
         wall, cpu = [], []
         for _ in range(int(line)):
             start = time.perf_counter(), time.process_time()
-            session.step(x, y)
+            stepper.step(x, y)
             wall.append(time.perf_counter() - start[0])
             cpu.append(time.process_time() - start[1])
         say(wall=wall, cpu=cpu, peak_growth=peak_now() - base, ru_growth=peak_of_life() - first_peak)
