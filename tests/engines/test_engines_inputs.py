@@ -76,8 +76,9 @@ WRONG_LOSSES = {
 
 @every_engine
 @pytest.mark.parametrize("wrong", WRONG_LOSSES)
-def test_losses_other_than_one_differentiable_number_per_example_are_refused(engine, wrong):
-    model, batch = mlp(), data(3)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_losses_other_than_one_differentiable_number_per_example_are_refused(engine, wrong, n):
+    model, batch = mlp(), data(n)
     with pytest.raises(UnsupportedError, match="loss"):
         ENGINES[engine](model, WRONG_LOSSES[wrong], batch).norms(ball(model))
 

@@ -1,33 +1,12 @@
 """No engine leaves a trace on the model that it differentiates."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from adamas.engines import ENGINES
 from tests.support.every_engine import assert_close, assert_sums, data, every_engine, mlp
 from tests.support.one_by_one import ball, loss, one_by_one, whitened_norms
-
-
-def traces(model: nn.Module) -> dict[str, Any]:
-    """Collects everything that an engine might leave behind on a model."""
-    return {
-        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
-        "hooks": {
-            f"{name}.{kind}": len(value)
-            for name, module in model.named_modules()
-            for kind, value in vars(module).items()
-            if "hooks" in kind and isinstance(value, dict)
-        },
-        "modes": {name: module.training for name, module in model.named_modules()},
-        "requires_grad": [p.requires_grad for p in model.parameters()],
-        "parameter hooks": [(p._backward_hooks, p._post_accumulate_grad_hooks) for p in model.parameters()],
-        "identities": [id(p) for p in model.parameters()] + [id(b) for b in model.buffers()],
-        "versions": [p._version for p in model.parameters()],
-        "names": list(model.state_dict()),
-        "slots": [sorted(vars(p)) for p in model.parameters()],
-    }
+from tests.support.traces import traces
 
 
 @every_engine

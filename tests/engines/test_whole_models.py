@@ -23,6 +23,7 @@ from tests.support.one_by_one import (
     summed,
     whitened_norms,
 )
+from tests.support.traces import hooks
 from tests.support.whole_models import MODELS, made
 from tests.support.whole_models.data import PADDING, B, Batch, Built, Loss
 from tests.support.whole_models.hugging_face import gpt2_masked, visible
@@ -205,18 +206,6 @@ def test_exact_with_the_usual_arguments_of_hugging_face_models(name, loss):
 
 
 # --- the model afterwards -----------------------------------------------------------------------------
-
-
-def hooks(model: nn.Module) -> dict[str, int]:
-    found = {
-        f"{name}.{kind}": len(value)
-        for name, module in model.named_modules()
-        for kind, value in vars(module).items()
-        if "hooks" in kind and isinstance(value, dict)
-    }
-    for name, p in model.named_parameters():
-        found[name] = len(p._backward_hooks or ()) + len(p._post_accumulate_grad_hooks or ())
-    return found
 
 
 def assert_ordinary(model: nn.Module, other: nn.Module, batch: Batch, loss: Loss) -> None:

@@ -84,7 +84,7 @@ OTHERS: dict[str, Map] = {
 }
 
 
-# Directions mix, of one row or of all rows. A single vector does not show it: some `RowMap` has the same image.
+# Directions mix, of one row or of all. A single vector does not show it: some `RowMap` has the same image.
 COUPLED: dict[str, Map] = {
     "matrix of length 1": lambda w: w / w.norm(),
     "by the longest row": lambda w: w / w.flatten(1).norm(dim=1).max(),
