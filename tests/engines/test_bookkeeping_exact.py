@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from adamas.engines import Bookkeeping
+from adamas import Geometry
+from adamas.engines import Bookkeeping, Loop
 from adamas.engines.bookkeeping import norms as norms_module
 from adamas.engines.bookkeeping.convolution import Convolution
 from adamas.engines.bookkeeping.outer import Outer
@@ -120,6 +121,24 @@ def test_a_layout_is_not_guessed_while_gradients_are_zero():
     with torch.no_grad():
         model.o.weight.normal_()
     assert_exact(model, batch)
+
+
+def test_a_layout_is_not_guessed_where_several_fit():
+    # Time first, with as many places as examples. With lengths of 1, 2 and 3 the last places are a diagonal,
+    # so that either axis could be that of the examples.
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double()
+    x = 10 * torch.randn(3, 3, 4, dtype=torch.float64)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        h = model(batch[0].transpose(0, 1)).square().sum(2)  # (time, examples)
+        return h.gather(0, batch[1][None] - 1)[0]
+
+    ball = Geometry.ball(model.parameters())
+    for lengths in ([1, 2, 3], [3, 3, 1]):
+        batch = (x, torch.tensor(lengths))
+        fast, slow = (engine(model, loss, batch).norms(ball) for engine in (Bookkeeping, Loop))
+        torch.testing.assert_close(fast, slow, rtol=1e-12, atol=0)
 
 
 def test_each_loss_has_its_own_layout():
