@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from adamas import UnsupportedError
 from adamas._guards.collate import check_collate
 from adamas._nests import batch_length, map_tensors
+from tests.support.collated import stacked
 from tests.support.every_engine import every_engine
 from tests.support.sgd_runs import make_run
 from tests.support.small_runs import finish, loss, make_data
@@ -100,11 +101,6 @@ class Sentences(Dataset):
     def __getitem__(self, index):
         words = make_data(6 * N).tensors[0].view(N, 6, 5)[index, : 1 + index % 6]
         return words, make_data(N).tensors[1][index]
-
-
-def stacked(examples):
-    x, y = zip(*examples, strict=True)
-    return torch.stack(x), torch.stack(y)
 
 
 def mixup(examples):
