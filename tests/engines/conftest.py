@@ -1,4 +1,4 @@
-"""Fixtures that several tests of engines share."""
+"""Fixtures that tests of engines share."""
 
 import pytest
 import torch
@@ -10,5 +10,5 @@ __all__ = ["calls"]
 
 @pytest.fixture
 def float64() -> None:
-    """Makes float64 the default dtype; `torch_settings` restores the former one."""
+    """Makes float64 the default dtype; the fixture `torch_settings` restores the previous one."""
     torch.set_default_dtype(torch.float64)

@@ -294,7 +294,7 @@ attack("module-pre-hook", with_hook("pre"), ce(), outlier())
 
 
 class Reversed(torch.autograd.Function):
-    """Gradient reversal."""
+    """Reverses and scales the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

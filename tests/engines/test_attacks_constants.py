@@ -93,7 +93,7 @@ def in_a_thread(x: Tensor) -> Tensor:
         return pool.submit(level, x).result()
 
 
-# --- from a later call on, when only functions of Python are followed ---------------------------------
+# --- from a later call on, when the engine only follows Python functions ------------------------------
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attacks that wait for a gradient without noise: hooks of parameters, and gradients left on the model."""
+"""Attacks that try to see a gradient without noise, by hooks of parameters or in `.grad`."""
 
 import pytest
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Attacks that mix examples: permutations that are not undone, statistics over the batch, mixing layers."""
+"""Attacks that mix examples by permutations, by statistics over the batch or by layers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -90,7 +90,7 @@ def test_float32_norms_near_the_center_are_those_of_the_summed_gradients(kind, f
         square = sum(
             float((((alone[p].double() - center[p].double()) / scale[p]) ** 2).sum()) for p in params
         )
-        assert norm == pytest.approx(math.sqrt(square), rel=1e-5), distance
+        assert norm == pytest.approx(math.sqrt(square), rel=1e-5), f"at distance {distance}"
 
 
 def autocast_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""The fast engine uses the same dropout masks for norms and sums, and its probe draws no random numbers."""
+"""The fast engine uses one dropout mask for norm and sum, and its probe does not disturb the generator."""
 
 import copy
 

@@ -142,7 +142,7 @@ def influences(name: str, level: float, rule: str = "adam") -> list[float]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_at_any_level_moves_the_sum_by_at_most_1(name: str) -> None:
     for level in LEVELS:
-        assert max(influences(name, level)) <= 1 + LOW, level
+        assert max(influences(name, level)) <= 1 + LOW, f"at level {level:g}"
 
 
 @pytest.mark.parametrize("name", ["two places", "many places", "1x1 convolution"])

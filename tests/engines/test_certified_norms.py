@@ -175,7 +175,7 @@ def test_no_clipped_example_adds_more_than_1_to_a_sum(name: str) -> None:
         n = len(weights)
         for i in range(0, n, max(1, n // 20)):
             alone, slack = summed(records, p, geometry, weights * (torch.arange(n) == i))
-            assert float(alone.norm()) <= 1 + LOW + slack, i
+            assert float(alone.norm()) <= 1 + LOW + slack, f"example {i}"
             assert float((alone - weights[i] * whitened[i]).norm()) <= 1e-3 + slack
 
 

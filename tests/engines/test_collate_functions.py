@@ -1,4 +1,4 @@
-"""A `collate_fn` must return tensors whose rows depend on one example each; any other is refused."""
+"""A `collate_fn` is refused unless it returns tensors whose rows depend on one example each."""
 
 import random
 from collections import UserDict

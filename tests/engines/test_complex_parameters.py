@@ -1,4 +1,4 @@
-"""Complex parameters are refused: their imaginary parts would be in no norm, and would get no noise."""
+"""Complex parameters are refused: no norm would include their imaginary parts, which would get no noise."""
 
 import pytest
 import torch

@@ -90,7 +90,7 @@ def test_norms_and_sums_under_autocast_are_exact_to_bfloat16(layer: str) -> None
 
 @pytest.mark.parametrize("function", [torch.exp, torch.tanh, F.softplus], ids=lambda f: f.__name__)
 def test_no_row_map_is_fitted_to_rounding_errors_of_16_bits(function: Callable[[Tensor], Tensor]) -> None:
-    """A tolerance of the precision of bfloat16 would fit one, with norms too low by up to a half."""
+    """With the precision of bfloat16 as tolerance one would fit, and norms would be too low by up to half."""
     torch.manual_seed(0)
     model = Through(lambda m, x: F.linear(x, function(m.w)), w=nn.Parameter(torch.randn(5, 8))).bfloat16()
     batch = (torch.eye(8)[:B].bfloat16(), torch.ones(B).bfloat16())

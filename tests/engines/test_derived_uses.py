@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 
-SEED = 5  # of the dropout masks
+SEED = 5  # for the dropout masks
 
 
 # --- one use ------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_low_precision_models_are_summed_in_float32(engine, dtype):
         torch.testing.assert_close(sums[q], total, rtol=tolerance, atol=tolerance * float(total.abs().max()))
 
 
-# Layers that vmap does not accept.
+# vmap refuses these layers.
 RECURRENT = {
     "GRU": lambda: Through(lambda m, x: m.layer(x)[0], layer=nn.GRU(3, 2, batch_first=True)),
     "GRUCell": lambda: Through(lambda m, x: m.layer(x[:, 0]), layer=nn.GRUCell(3, 2)),

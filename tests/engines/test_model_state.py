@@ -1,4 +1,4 @@
-"""A forward that changes state is refused on every engine, unless its state reveals nothing about data."""
+"""A forward that changes state is refused on every engine, unless the state reveals nothing."""
 
 import copy
 import re
@@ -123,7 +123,7 @@ def test_a_forward_that_changes_state_in_a_later_batch_is_refused(engine, what):
     assert run.ledger.entries == spent
     assert run.steps_done == 1
     if engine == "vmap" and what in ("parameter 'frozen' by memory", "extra state 'Stateful'"):
-        return  # the model now holds a tensor of vmap, which cannot be read any more
+        return  # the model now holds a tensor of vmap, which can no longer be read
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     for name, value in model.named_buffers():
         assert torch.equal(value, before[name]) or name == "long"

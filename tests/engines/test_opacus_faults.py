@@ -1,4 +1,4 @@
-"""Cases in which Opacus is wrong, and adamas is not."""
+"""Inputs that Opacus mishandles are handled correctly here."""
 
 import copy
 import math
@@ -237,7 +237,7 @@ def test_a_failure_within_a_logical_batch_keeps_a_partial_sum_in_opacus_and_none
         sampling="shuffled",
         engine="vmap",
     )
-    calls_left[0] = 1  # call, for the first micro-batch
+    calls_left[0] = 1  # the first micro-batch succeeds again
     with pytest.raises(OSError, match="disk"):
         next(iter(run))
     assert run.steps_done == 0

@@ -31,7 +31,7 @@ def statistics_from_eight_on(m: Any, x: Tensor) -> Tensor:
 
 
 def statistics_of_many(m: Any, x: Tensor) -> Tensor:
-    """Does nothing in batches of seven examples or fewer, and reads no number of examples."""
+    """Mixes examples from the eighth on, without reading their number."""
     h = m.first(x)
     return m.second((h - h[7:].sum(0)).tanh())
 

@@ -38,7 +38,7 @@ from tests.support.step_models import (
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 
-# --- what a step frees ---------------------------------------------------------------------------------
+# --- freed memory --------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tests.support.whole_models import MODELS, made
 from tests.support.whole_models.data import PADDING, B, Batch, Built, Loss
 from tests.support.whole_models.hugging_face import gpt2_masked, visible
 
-SEED = 11  # of the dropout masks
+SEED = 11  # for the dropout masks
 
 
 pytestmark = [
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:There is a performance drop:UserWarning",
         "ignore:enable_nested_tensor is True:UserWarning",
-        "ignore:None of the inputs have requires_grad:UserWarning",  # checkpoints while the loss is checked
+        "ignore:None of the inputs have requires_grad:UserWarning",  # in checkpoints, during the probe
         "ignore:TF32 acceleration on top of oneDNN:UserWarning",
     ),
 ]
@@ -62,7 +62,7 @@ both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["not reent
 
 
 def together(model: nn.Module, batch: Batch, loss: Loss) -> Gradients:
-    """Differentiates each example's loss from one forward of the whole batch, so with its dropout masks."""
+    """Differentiates each example's loss after one forward of the whole batch, with its dropout masks."""
     params = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(SEED)
     losses = loss(model, batch)
@@ -162,7 +162,7 @@ def test_norms_and_sums_under_autocast_are_exact_to_bfloat16(name):
 
 @every_model
 def test_float32_norms_are_those_of_the_summed_gradients(name):
-    """So the clipped sum has a sensitivity of 1 to within 1e-6, in float32 too."""
+    """This bounds the sensitivity of the clipped sum by 1 + 1e-6 in float32."""
     model, batch, loss = made(name, torch.float32)
     for geometry in geometries(model)[:2]:
         torch.manual_seed(SEED)
@@ -190,7 +190,7 @@ def bert_without_types(model: Any, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        # `if padding_mask.all()`, transformers makes no mask.
+        # transformers reads the mask of the padding, and skips it if all words are present.
         ("BERT, eager", bert_masked),
         ("BERT, sdpa", bert_masked),
         ("BERT, LoRA", bert_masked),
