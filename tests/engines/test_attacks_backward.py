@@ -11,21 +11,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from tests.support.attacks import (
-    EVERY,
-    Attacks,
-    D,
-    N,
-    assert_harmless,
-    ce,
-    gaussian,
-    outlier,
-    through,
-)
+from tests.support.attacks import EVERY, Attacks, D, N, assert_harmless, ce, gaussian, outlier, through
 
 CASES = Attacks()
-
-
 attack = CASES.add
 
 
@@ -83,25 +71,14 @@ class Two(torch.autograd.Function):
         return 10 * g / g.norm()
 
 
-attack(
-    "custom-number-first",
-    hidden(lambda h: Scaled.apply(10.0, h)),
-    squared,
-    one_far_target,
-)
-
-
+attack("custom-number-first", hidden(lambda h: Scaled.apply(10.0, h)), squared, one_far_target)
 attack(
     "custom-two-outputs-reentrant",
     hidden(lambda h: checkpoint(lambda z: Two.apply(z)[0], h, use_reentrant=True)),
     squared,
     one_far_target,
 )
-
-
 attack("custom-two-outputs", hidden(lambda h: Two.apply(h)[0]), squared, one_far_target)
-
-
 attack(
     "custom-two-outputs-checkpointed",
     hidden(lambda h: checkpoint(lambda z: Two.apply(z)[0], h, use_reentrant=False)),
@@ -204,15 +181,12 @@ def int8(t: Tensor) -> Any:
 
 PARTS = {"first": lambda: nn.Linear(D, 8), "last": lambda: nn.Linear(8, 2)}
 
-
 attack(
     "saved-tensors-scaled",
     through(packed(lambda t: t.detach() / t.detach().abs().max(), lambda t: t), **PARTS),
     ce(0.3),
     outlier(),
 )
-
-
 attack(
     "saved-tensors-int8",
     through(packed(int8, lambda kept: kept[0].float() * kept[1]), **PARTS),
@@ -243,15 +217,7 @@ class Behind(nn.Module):
         return F.linear(x, w)
 
 
-attack(
-    "hook-sign",
-    lambda: Behind(torch.sign),
-    ce(50.0),
-    outlier(label=1),
-    engines=EVERY,
-)
-
-
+attack("hook-sign", lambda: Behind(torch.sign), ce(50.0), outlier(label=1), engines=EVERY)
 attack(
     "hook-normalised",
     lambda: Behind(lambda g: g / (g.norm() + 1e-12)),
@@ -259,14 +225,8 @@ attack(
     outlier(label=1),
     engines=EVERY,
 )
-
-
 attack("hook-on-weight", lambda: Behind(torch.sign, on_weight=True), ce(50.0), outlier(label=1))
-
-
 attack("hook-plain", lambda: Behind(torch.sign, derived=False), ce(50.0), outlier(label=1), engines=EVERY)
-
-
 attack(
     "hook-clamped", lambda: Behind(lambda g: g.clamp(-0.01, 0.01)), ce(50.0), outlier(label=1), engines=EVERY
 )
@@ -285,8 +245,6 @@ def with_hook(kind: str) -> Callable[[], nn.Module]:
 
 
 attack("module-hook", with_hook("full"), ce(), outlier())
-
-
 attack("module-pre-hook", with_hook("pre"), ce(), outlier())
 
 
@@ -320,8 +278,6 @@ SOUND: dict[str, Any] = {
     "in-place": hidden(lambda h: h.mul_(3.0).relu_()),
     "sorted": hidden(lambda h: h.sort(1).values),
 }
-
-
 for _name, _model in SOUND.items():
     attack(f"sound-{_name}", _model, squared, one_far_target, engines=EVERY)
 

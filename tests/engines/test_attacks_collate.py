@@ -28,11 +28,7 @@ from tests.support.collated import stacked
 from tests.support.sgd_runs import make_run
 
 CASES = Attacks()
-
-
 attack = CASES.add
-
-
 KEPT: dict[str, Any] = {}
 
 
@@ -152,8 +148,6 @@ attack(
     items,
     options={"collate_fn": rounded},
 )
-
-
 attack(
     "collate-timestamps",
     through(lambda m, x: m.layer(x[:, :D])),
@@ -162,8 +156,6 @@ attack(
     options={"collate_fn": beside_timestamps},
     engines=EVERY,
 )
-
-
 attack(
     "collate-global",
     zero,
@@ -266,17 +258,8 @@ def test_a_collate_fn_that_keeps_a_statistic_of_the_first_batch_is_refused():
 @pytest.mark.subprocess
 @pytest.mark.parametrize("collate", [rare, random_and_rare])
 def test_a_collate_fn_that_mixes_in_a_worker_process_is_refused_before_a_release(collate):
-    run = make_run(
-        zero(),
-        ce(),
-        items(300, at=298),
-        batch_size=300,
-        steps=3,
-        delta=1e-6,
-        accountant="rdp",
-        collate_fn=collate,
-        num_workers=1,
-    )
+    options = {"batch_size": 300, "steps": 3, "delta": 1e-6, "accountant": "rdp", "num_workers": 1}
+    run = make_run(zero(), ce(), items(300, at=298), collate_fn=collate, **options)
     with pytest.raises(UnsupportedError, match="collate_fn mixes"):
         next(iter(run))
     assert not run.ledger.entries

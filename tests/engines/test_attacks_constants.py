@@ -14,21 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.attacks import (
-    Attacks,
-    D,
-    assert_harmless,
-    ce,
-    level,
-    outlier,
-    through,
-    times,
-    zero,
-)
+from tests.support.attacks import Attacks, D, assert_harmless, ce, level, outlier, through, times, zero
 
 CASES = Attacks()
-
-
 attack = CASES.add
 
 
@@ -80,17 +68,12 @@ for _name, _number in CONSTANTS.items():
     attack(f"constant-{_name}", zero, times(_number), outlier())
 
 
-attack(
-    "constant-in-a-thread",
-    through(lambda m, x: m.layer(x) * in_a_thread(x)),
-    ce(0.01),
-    outlier(),
-)
-
-
-def in_a_thread(x: Tensor) -> Tensor:
+def _in_a_thread(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(level, x).result()
+        return pool.submit(function, x).result()
+
+
+attack("constant-in-a-thread", through(lambda m, x: m.layer(x) * _in_a_thread(level, x)), ce(0.01), outlier())
 
 
 # --- from a later call on, when the engine only follows Python functions ------------------------------
@@ -104,16 +87,10 @@ def _as_number(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def scripted() -> Any:
+def _scripted(function: Callable[[Tensor], Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.script(_largest)
-
-
-def _scripted_number() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.script(_as_number)
+        return torch.jit.script(function)
 
 
 def _without_modes(x: Tensor) -> Tensor:
@@ -121,14 +98,7 @@ def _without_modes(x: Tensor) -> Tensor:
         return x.abs().max()
 
 
-def _number_in_a_thread(x: Tensor) -> float:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_as_number, x).result()
-
-
 POOL = ThreadPoolExecutor(1)
-
-
 POOL.submit(int).result()
 
 
@@ -163,16 +133,16 @@ def _in_a_process(x: Tensor) -> Any:
 
 
 LATER: dict[str, Callable[[Tensor], Any]] = {
-    "torchscript": lambda x: scripted()(x.detach()),
+    "torchscript": lambda x: _scripted(_largest)(x.detach()),
     "set-on-data": lambda x: torch.zeros_like(x).set_(x.roll(1, 0)).sum(1, keepdim=True).abs(),
     "traced": lambda x: torch.jit.trace(_largest, torch.zeros(3, D))(x.detach()),
-    "script-number": lambda x: _scripted_number()(x.detach()),
+    "script-number": lambda x: _scripted(_as_number)(x.detach()),
     "subclass": lambda x: x.as_subclass(nn.Parameter).detach().abs().max(),
     "make-subclass": lambda x: Tensor._make_subclass(Tensor, x).abs().max(),
     "without-modes": lambda x: _without_modes(x),
     "operator": lambda x: torch.ops.aten.amax.default(x.detach(), [0, 1]),
-    "thread": lambda x: in_a_thread(x),
-    "thread-number": lambda x: _number_in_a_thread(x),
+    "thread": lambda x: _in_a_thread(level, x),
+    "thread-number": lambda x: _in_a_thread(_as_number, x),
     "running-thread": lambda x: _in_a_running_thread(x),
     "numpy-dlpack": lambda x: float(np.from_dlpack(x).max()),
     "pickled": lambda x: pickle.loads(pickle.dumps(x)).max(),

@@ -11,22 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.attacks import (
-    Attacks,
-    N,
-    assert_harmless,
-    ce,
-    gaussian,
-    outlier,
-    times,
-    zero,
-)
+from tests.support.attacks import Attacks, N, assert_harmless, ce, gaussian, outlier, times, zero
 
 CASES = Attacks()
-
-
 attack = CASES.add
-
 
 COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "log": lambda x: 1 / math.log(x.shape[0]),
@@ -39,7 +27,6 @@ COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda x: 5 / torch.tensor([1.0 for _ in range(x.shape[0])]).sum(),
     "index": lambda x: 5 / x.shape[0].__index__(),
 }
-
 
 # These read the number right before a function gets the same number as a size.
 COUNTS |= {
@@ -59,8 +46,6 @@ COUNTS |= {
         "view": lambda n, x: x.view(n, -1).shape[1] * len(range(n)) / 4,
     }.items()
 }
-
-
 for _name, _number in COUNTS.items():
     attack(
         f"count-{_name}",
@@ -101,14 +86,7 @@ class Squeezed(nn.Module):
         return first if z.dim() == 3 else first.unsqueeze(0)
 
 
-attack(
-    "batch-of-one-squeezed",
-    Squeezed,
-    ce(10.0),
-    gaussian(N, 1, 8, 8),
-    sets=([0, 1], [0]),
-    warm=1,
-)
+attack("batch-of-one-squeezed", Squeezed, ce(10.0), gaussian(N, 1, 8, 8), sets=([0, 1], [0]), warm=1)
 
 
 @pytest.mark.parametrize(("case", "engine"), CASES)

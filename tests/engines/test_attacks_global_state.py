@@ -14,21 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.attacks import (
-    SLOW,
-    Attacks,
-    Through,
-    assert_harmless,
-    ce,
-)
+from tests.support.attacks import SLOW, Attacks, Through, assert_harmless, ce
 from tests.support.remembering_models import EARLY, kept_by, remembering
 
 CASES = Attacks()
-
-
 attack = CASES.add
-
-
 KEPT: dict[str, Any] = {}
 
 
@@ -71,8 +61,6 @@ def _cached(m: Any, value: float) -> float:
 
 
 STORE = types.ModuleType("a_module_of_the_user")
-
-
 sys.modules[STORE.__name__] = STORE
 
 
@@ -89,8 +77,6 @@ def _imported(m: Any, value: float) -> float:
 
 
 LOCAL = threading.local()
-
-
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("largest", default=1.0)
 
 
@@ -171,8 +157,6 @@ STATES = {
     "thread-local": remembering(lambda m: setattr(LOCAL, "largest", 1.0), _local),
     "context-variable": remembering(lambda m: VARIABLE.set(1.0), _variable),
 }
-
-
 for _name, _model in STATES.items():
     attack(f"state-{_name}", _model, ce(0.01), EARLY, who=3, engines=SLOW)
 

@@ -4,15 +4,7 @@ import pytest
 from torch import Tensor, nn
 
 from adamas import UnsupportedError
-from tests.support.attacks import (
-    EVERY,
-    Attack,
-    N,
-    ce,
-    outlier,
-    released,
-    zero,
-)
+from tests.support.attacks import EVERY, Attack, N, ce, outlier, released, zero
 
 SEEN: list[Tensor] = []
 

@@ -9,20 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.attacks import (
-    Attacks,
-    D,
-    assert_harmless,
-    ce,
-    gaussian,
-    outlier,
-    through,
-    zero,
-)
+from tests.support.attacks import Attacks, D, assert_harmless, ce, gaussian, outlier, through, zero
 
 CASES = Attacks()
-
-
 attack = CASES.add
 
 
@@ -68,26 +57,12 @@ def composed(model: nn.Module, batch: Any) -> Tensor:
 
 
 attack("undone-descending", zero, undone(lambda p: p.argsort(descending=True)), gaussian())
-
-
 attack("undone-twice", zero, undone(lambda p: p.argsort().argsort()), gaussian())
-
-
 attack("undone-flipped", zero, undone(lambda p: p.argsort().flip(0)), gaussian())
-
-
 attack("undone-composed", zero, composed, gaussian())
-
-
 attack("cast-bool", zero, _cast(torch.bool), gaussian())
-
-
 attack("cast-int8", zero, _cast(torch.int8), gaussian(140), who=3)
-
-
 attack("stale-mask", zero, stale_mask, gaussian(), engines=("bookkeeping",))
-
-
 attack("msort", through(lambda m, x: m.layer(torch.msort(x))), ce(), gaussian())
 
 

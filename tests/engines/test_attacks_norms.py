@@ -14,18 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from adamas import rules
-from tests.support.attacks import (
-    EVERY,
-    Attacks,
-    D,
-    N,
-    assert_harmless,
-    ce,
-    gaussian,
-    outlier,
-    through,
-    zero,
-)
+from tests.support.attacks import EVERY, Attacks, D, N, assert_harmless, ce, gaussian, outlier, through, zero
 
 CASES = Attacks()
 attack = CASES.add

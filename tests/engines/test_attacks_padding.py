@@ -9,19 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.support.attacks import (
-    EVERY,
-    Attacks,
-    D,
-    N,
-    assert_harmless,
-    ce,
-    zero,
-)
+from tests.support.attacks import EVERY, Attacks, D, N, assert_harmless, ce, zero
 
 CASES = Attacks()
-
-
 attack = CASES.add
 
 
@@ -77,8 +67,6 @@ attack(
     options={"collate_fn": padded_by_the_largest},
     engines=EVERY,
 )
-
-
 attack(
     "padded-from-some-length-on",
     First,

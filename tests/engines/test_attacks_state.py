@@ -10,19 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.attacks import (
-    SLOW,
-    Attacks,
-    D,
-    assert_harmless,
-    ce,
-    through,
-)
+from tests.support.attacks import SLOW, Attacks, D, assert_harmless, ce, through
 from tests.support.remembering_models import EARLY, kept_by, named, remembering
 
 CASES = Attacks()
-
-
 attack = CASES.add
 
 
@@ -145,8 +136,6 @@ STATES = {
         lambda m: setattr(m, "bag", Bag()) or vars(m.bag).update(largest=1.0),
     ),
 }
-
-
 for _name, _model in STATES.items():
     attack(f"state-{_name}", _model, ce(0.01), EARLY, who=3, engines=SLOW)
 
@@ -162,8 +151,6 @@ def queue_in_place(m: Any, x: Tensor) -> Tensor:
 
 
 attack("state-bank", through(bank, bank=lambda: torch.ones(4, D)), ce(0.01), EARLY, who=3)
-
-
 attack("state-bank-in-place", through(queue_in_place, bank=lambda: torch.ones(4)), ce(0.01), EARLY, who=3)
 
 

@@ -28,16 +28,7 @@ from tests.support.models_by_hand import (
     recurrent,
     rows,
 )
-from tests.support.one_by_one import (
-    Batch,
-    assert_exact,
-    ball,
-    close,
-    loss,
-    norms,
-    one_by_one,
-    whitened_norms,
-)
+from tests.support.one_by_one import Batch, assert_exact, ball, close, loss, norms, one_by_one, whitened_norms
 
 pytestmark = torch_warnings
 

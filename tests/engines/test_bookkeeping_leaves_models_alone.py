@@ -9,24 +9,11 @@ import torch
 from adamas import UnsupportedError
 from adamas.engines import Bookkeeping
 from tests.support.fast_engine import torch_warnings
-from tests.support.models_by_hand import (
-    CASES,
-    B,
-    made,
-    mlp,
-    rows,
-)
-from tests.support.one_by_one import (
-    assert_exact,
-    geometries,
-    loss,
-    norms,
-    some_weights,
-)
+from tests.support.models_by_hand import CASES, B, made, mlp, rows
+from tests.support.one_by_one import assert_exact, geometries, loss, norms, some_weights
 from tests.support.traces import traces
 
 pytestmark = torch_warnings
-
 
 UNTOUCHED = [
     "ViT",

@@ -11,15 +11,7 @@ from torch.nn import functional as F
 from adamas import Geometry
 from adamas.engines import Bookkeeping
 from tests.support.fast_engine import torch_warnings
-from tests.support.models_by_hand import (
-    CASES,
-    B,
-    Pool,
-    Through,
-    attention,
-    made,
-    param,
-)
+from tests.support.models_by_hand import CASES, B, Pool, Through, attention, made, param
 from tests.support.one_by_one import (
     Batch,
     ball,

@@ -9,19 +9,8 @@ from torch.nn import functional as F
 
 from adamas.engines import Bookkeeping
 from tests.support.fast_engine import torch_warnings
-from tests.support.models_by_hand import (
-    Through,
-    checkpointed,
-    made,
-    param,
-    rows,
-)
-from tests.support.one_by_one import (
-    ball,
-    close,
-    loss,
-    norms,
-)
+from tests.support.models_by_hand import Through, checkpointed, made, param, rows
+from tests.support.one_by_one import ball, close, loss, norms
 
 pytestmark = torch_warnings
 

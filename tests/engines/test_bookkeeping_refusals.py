@@ -12,21 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from adamas import UnsupportedError
 from tests.support.fast_engine import refused, torch_warnings
-from tests.support.models_by_hand import (
-    B,
-    Through,
-    made,
-    mlp,
-    param,
-    recurrent,
-    rows,
-    tokens,
-)
-from tests.support.one_by_one import (
-    Batch,
-    assert_exact,
-    norms,
-)
+from tests.support.models_by_hand import B, Through, made, mlp, param, recurrent, rows, tokens
+from tests.support.one_by_one import Batch, assert_exact, norms
 
 pytestmark = torch_warnings
 

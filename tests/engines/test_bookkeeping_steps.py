@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from adamas.engines import Bookkeeping
 from tests.support.fast_engine import torch_warnings
-from tests.support.models_by_hand import (
-    CASES,
-    B,
-    Through,
-    frozen,
-    made,
-    mlp,
-    rows,
-)
+from tests.support.models_by_hand import CASES, B, Through, frozen, made, mlp, rows
 from tests.support.one_by_one import (
     Batch,
     assert_exact,
@@ -32,7 +24,6 @@ from tests.support.one_by_one import (
 )
 
 pytestmark = torch_warnings
-
 
 VARIED = [
     "mlp",

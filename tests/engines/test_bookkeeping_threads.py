@@ -12,12 +12,8 @@ from adamas._numerics import sums_kernel as _sums_kernel
 from adamas._numerics import threads as _threads
 from adamas._numerics.compiled import numba
 from adamas.engines import Bookkeeping
-from tests.support.models_by_hand import (
-    B,
-)
-from tests.support.one_by_one import (
-    assert_exact,
-)
+from tests.support.models_by_hand import B
+from tests.support.one_by_one import assert_exact
 
 
 @pytest.mark.parametrize("threads", [1, 2])

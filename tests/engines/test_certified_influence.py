@@ -108,7 +108,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "einsum": (lambda: Product(False), (4, 16)),
 }
 
-
 LEVELS = (1.0, 1e3, 1e4, 1e5, 1e6, 1e7)
 
 

@@ -23,8 +23,6 @@ from tests.support.certificates import LOW, no_certificate
 # How far a norm may be too high, relatively: half of the largest error that is added to a square (1e-5), and
 # the allowance for the rounding of the sum, which is largest for few coordinates (3e-5).
 HIGH = 5e-5
-
-
 SMALL = 1e-6  # how far a tiny norm may be too high, absolutely
 
 

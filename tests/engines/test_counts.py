@@ -15,7 +15,6 @@ from adamas.engines.bookkeeping.counts import Count, Shape, Unit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-
 OPERATORS = {
     "+": operator.add,
     "-": operator.sub,

@@ -11,23 +11,9 @@ from torch.nn import functional as F
 
 from adamas import Geometry
 from adamas.engines import Bookkeeping, Loop, trainable_parameters
-from tests.support.mapped_layers import (
-    LAYERS,
-    Mapped,
-    assert_close_rows,
-    batch_of,
-    clamped,
-    unit_rows,
-)
+from tests.support.mapped_layers import LAYERS, Mapped, assert_close_rows, batch_of, clamped, unit_rows
 from tests.support.models_by_hand import B, param
-from tests.support.one_by_one import (
-    Batch,
-    ball,
-    loss,
-    one_by_one,
-    some_weights,
-    whitened_norms,
-)
+from tests.support.one_by_one import Batch, ball, loss, one_by_one, some_weights, whitened_norms
 from tests.support.row_map_calls import Calls
 from tests.support.through import Through
 

@@ -25,12 +25,7 @@ from tests.support.mapped_layers import (
     clamped,
     geometries_of,
 )
-from tests.support.one_by_one import (
-    ball,
-    loss,
-    one_by_one,
-    whitened_norms,
-)
+from tests.support.one_by_one import ball, loss, one_by_one, whitened_norms
 from tests.support.row_map_calls import Calls
 from tests.support.through import Through
 

@@ -22,14 +22,7 @@ from tests.support.mapped_layers import (
     unit_rows,
 )
 from tests.support.models_by_hand import B
-from tests.support.one_by_one import (
-    close,
-    geometries,
-    loss,
-    some_weights,
-    summed,
-    whitened_norms,
-)
+from tests.support.one_by_one import close, geometries, loss, some_weights, summed, whitened_norms
 from tests.support.row_map_calls import Calls
 from tests.support.through import Through
 
@@ -40,7 +33,6 @@ pytestmark = [
         "ignore:None of the inputs have requires_grad:UserWarning",
     ),
 ]
-
 
 SEED = 5  # for the dropout masks
 

@@ -17,7 +17,6 @@ from tests.support.through import Through
 
 Pair = namedtuple("Pair", ["x", "factor"])
 
-
 CONTAINERS = {
     "dict": (lambda x, f: {"x": x, "factor": f}, lambda b: (b["x"], b["factor"])),
     "nested tuple": (lambda x, f: ((x,), [f]), lambda b: (b[0][0], b[1][0])),

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 from adamas.engines.bookkeeping.separation import IN_PLACE, TABLE
 from adamas.engines.bookkeeping.separation.table import _HOMES
 from tests.support import calls_of_layers, calls_of_numbers, calls_of_views  # noqa: F401, register cases
-from tests.support.separated_calls import (
-    FAMILIES,
-    NAMES,
-    Arg,
-    check_sound,
-    maybe,
-    recorded,
-    yes,
-)
+from tests.support.separated_calls import FAMILIES, NAMES, Arg, check_sound, maybe, recorded, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

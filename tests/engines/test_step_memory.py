@@ -27,13 +27,7 @@ from tests.support.one_by_one import (
     summed,
     whitened_norms,
 )
-from tests.support.step_models import (
-    GEOMETRIES,
-    MODELS,
-    N,
-    per_coordinate,
-    release,
-)
+from tests.support.step_models import GEOMETRIES, MODELS, N, per_coordinate, release
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 

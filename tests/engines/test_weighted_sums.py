@@ -11,8 +11,6 @@ from tests.support.one_by_one import Batch, ball, close, loss, one_by_one, some_
 from tests.support.step_models import MODELS, N, per_coordinate
 
 NAN = float("nan")
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 
@@ -36,8 +34,6 @@ def stacked(model: nn.Module, loss: Callable[..., Tensor], batch: Batch) -> Stac
 
 
 ENGINES = {"bookkeeping": Bookkeeping, "vmap": Vmap, "loop": Loop, "stacked": stacked}
-
-
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 

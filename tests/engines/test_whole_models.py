@@ -30,7 +30,6 @@ from tests.support.whole_models.hugging_face import gpt2_masked, visible
 
 SEED = 11  # for the dropout masks
 
-
 pytestmark = [
     pytest.mark.whole_models,
     pytest.mark.filterwarnings(
@@ -41,20 +40,11 @@ pytestmark = [
     ),
 ]
 
-
 # One test is enough for these: they are large, or differ from another model in one part.
 ONCE = {"WRN-16-4", "WRN-16-4, standardised", "tied transformer, long", "GPT-2, eager, masked"}
-
-
 MOST = [name for name in MODELS if name not in ONCE]
-
-
 every_model = pytest.mark.parametrize("name", MODELS)
-
-
 most_models = pytest.mark.parametrize("name", MOST)
-
-
 both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 
 

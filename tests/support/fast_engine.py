@@ -8,13 +8,7 @@ from torch import Tensor, nn
 
 from adamas import UnsupportedError
 from adamas.engines import Bookkeeping
-from tests.support.one_by_one import (
-    Batch,
-    assert_exact,
-    ball,
-    loss,
-    norms,
-)
+from tests.support.one_by_one import Batch, assert_exact, ball, loss, norms
 
 torch_warnings = pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning",

@@ -83,7 +83,6 @@ OTHERS: dict[str, Map] = {
     "times the row's sum": lambda w: w * w.sum(axes(w), keepdim=True),
 }
 
-
 # Directions mix, of one row or of all. A single vector does not show it: some `RowMap` has the same image.
 COUPLED: dict[str, Map] = {
     "matrix of length 1": lambda w: w / w.norm(),
@@ -94,7 +93,6 @@ COUPLED: dict[str, Map] = {
     "centered rows, times the row's mean": lambda w: centered(w) * w.mean(axes(w), keepdim=True),
     "length 1, times the length of the first row": lambda w: unit_rows(w) * w[0].norm(),
 }
-
 
 ALL = ROW_MAPS | OTHERS | COUPLED
 

@@ -18,11 +18,7 @@ from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.run.loop import PrivateRun
 
 N = 24
-
-
 LIMIT = 1 + 1e-5  # float32
-
-
 Forward = Callable[[Any, Tensor], Tensor]
 
 

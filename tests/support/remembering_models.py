@@ -9,10 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tests.support.attacks import (
-    Through,
-    outlier,
-)
+from tests.support.attacks import Through, outlier
 
 # The large example comes after the examples that are probed, and before most others.
 EARLY = functools.partial(outlier, at=3)

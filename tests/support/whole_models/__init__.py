@@ -33,7 +33,6 @@ OWN: dict[str, Callable[..., Built]] = {
     "GRU": partial(recurrent, nn.GRU),
 }
 
-
 HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "BERT, eager": bert,
     "BERT, sdpa": partial(bert, "sdpa"),
@@ -45,7 +44,6 @@ HUGGING_FACE: dict[str, Callable[..., Built]] = {
     "BERT, DoRA": adapted(bert, target_modules=["query", "value"], use_dora=True),
     "GPT-2, LoRA": adapted(gpt2, target_modules=["c_attn"], fan_in_fan_out=True),
 }
-
 
 MODELS = OWN | HUGGING_FACE
 

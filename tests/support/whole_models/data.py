@@ -9,17 +9,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 B, T, WORDS, CLASSES = 5, 7, 100, 3
-
-
 PADDING = 0
-
-
 Batch = tuple[Tensor, ...]
-
-
 Loss = Callable[[Any, Batch], Tensor]
-
-
 Built = tuple[nn.Module, Batch, Loss]
 
 
