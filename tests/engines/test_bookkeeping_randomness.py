@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adamas.engines import Bookkeeping
+from tests.support.every_engine import norms_of_single_examples
 from tests.support.fast_engine import torch_warnings
 from tests.support.models_by_hand import Through, checkpointed, made, param, rows
 from tests.support.one_by_one import ball, close, loss, norms
@@ -24,9 +25,7 @@ def test_each_example_has_one_dropout_mask_for_norm_and_sum():
     built = Bookkeeping(model, loss, batch)
     taken = built.norms(ball(model))
     assert taken.unique().numel() == 5
-    for i in range(5):
-        sums = built.weighted_sum(torch.eye(5, dtype=torch.float64)[i])
-        close(torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt(), taken[i])
+    close(norms_of_single_examples(built, 5), taken)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -40,8 +39,8 @@ def test_dropout_in_a_checkpoint_repeats_the_masks_of_the_forward(reentrant):
         torch.manual_seed(5)
         built = Bookkeeping(model, loss, single)
         taken = built.norms(ball(model))
+        close(norms_of_single_examples(built, 1), taken)
         sums = built.weighted_sum(torch.ones(1, dtype=torch.float64))
-        close(torch.stack([s.square().sum() for s in sums.values()]).sum().sqrt(), taken[0])
         torch.manual_seed(5)
         plain = copy.deepcopy(model)
         loss(plain, single).sum().backward()
@@ -55,9 +54,7 @@ def test_dropout_of_a_weight_has_one_mask_for_norm_and_sum(p):
     model = Through(lambda m, x: F.linear(x, F.dropout(m.w, p, m.training)).tanh(), w=param(6, 7)).double()
     built = Bookkeeping(model, loss, rows(4))
     taken = built.norms(ball(model))
-    for i in range(4):
-        sums = built.weighted_sum(torch.eye(4, dtype=torch.float64)[i])
-        close(sums[model.w].norm(), taken[i])
+    close(norms_of_single_examples(built, 4), taken)
 
 
 def test_the_probe_does_not_change_the_random_numbers_of_a_run():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adamas.engines import Bookkeeping
+from tests.support.every_engine import assert_sums, norms_of_single_examples
 from tests.support.fast_engine import torch_warnings
 from tests.support.models_by_hand import CASES, B, Through, frozen, made, mlp, rows
 from tests.support.one_by_one import (
@@ -102,8 +103,7 @@ def test_norms_and_sums_agree_when_the_mode_changes(first):
         model.train(mode)
         built = Bookkeeping(model, loss, rows(4, 3, 7))
         taken = built.norms(ball(model))
-        alone = built.weighted_sum(torch.eye(4, dtype=torch.float64)[0])
-        close(torch.stack([s.square().sum() for s in alone.values()]).sum().sqrt(), taken[0])
+        close(norms_of_single_examples(built, 4), taken)
         if not mode:
             assert_exact(model, rows(4, 3, 7))
 
@@ -153,9 +153,7 @@ def test_two_engines_of_one_model_do_not_disturb_each_other(name):
     for built, part, own in zip(engines, parts, taken, strict=True):
         gradients = one_by_one(model, part)
         close(own, whitened_norms(gradients, geometry))
-        sums = built.weighted_sum(some_weights(3))
-        for p, total in summed(gradients, some_weights(3)).items():
-            close(sums[p], total)
+        assert_sums(built, some_weights(3), gradients)
         close(built.norms(other), whitened_norms(gradients, other))
 
 
@@ -194,6 +192,4 @@ def test_an_example_that_is_not_finite_does_not_spoil_the_others(name, where, i,
         taken = built.norms(geometry)
         assert not taken[i].isfinite()
         close(taken[kept], whitened_norms([gradients[j] for j in kept], geometry))
-        sums = built.weighted_sum(weights)
-        for p, total in summed(gradients, weights).items():
-            close(sums[p], total)
+        assert_sums(built, weights, gradients)

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adamas.engines import Bookkeeping
 from tests.support.derived_weights import over_root
+from tests.support.every_engine import assert_sums
 from tests.support.mapped_layers import (
     ROW_MAPS,
     Layer,
@@ -22,7 +23,7 @@ from tests.support.mapped_layers import (
     unit_rows,
 )
 from tests.support.models_by_hand import B
-from tests.support.one_by_one import close, geometries, loss, some_weights, summed, whitened_norms
+from tests.support.one_by_one import geometries, loss, some_weights, whitened_norms
 from tests.support.row_map_calls import Calls
 from tests.support.through import Through
 
@@ -184,6 +185,4 @@ def test_checkpoints_with_dropout_are_exact(function: Callable[..., Tensor]) -> 
         torch.manual_seed(SEED)
         built = Bookkeeping(model, loss, batch)
         assert_close_rows(built.norms(geometry), whitened_norms(expected, geometry))
-        sums = built.weighted_sum(weights)
-        for p, total in summed(expected, weights).items():
-            close(sums[p], total)
+        assert_sums(built, weights, expected)

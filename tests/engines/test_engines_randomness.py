@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from adamas.engines import ENGINES, Engine
+from adamas.engines import ENGINES
 from adamas.engines.base import Materialized
-from tests.support.every_engine import assert_close, data, every_engine, mlp
+from tests.support.every_engine import assert_close, data, every_engine, mlp, norms_of_single_examples
 from tests.support.one_by_one import ball, loss
 
 
@@ -26,15 +26,6 @@ def dropout_model() -> nn.Module:
 HOLDS_GRADIENTS = [
     name for name, engine in ENGINES.items() if isinstance(engine, type) and issubclass(engine, Materialized)
 ]
-
-
-def norms_of_single_examples(built: Engine, n: int) -> Tensor:
-    """Returns the norm of each example's gradient, from a weighted sum of that example alone."""
-    result = []
-    for i in range(n):
-        sums = built.weighted_sum(torch.eye(n, dtype=torch.float64)[i])
-        result.append(sum(float(total.square().sum()) for total in sums.values()) ** 0.5)
-    return torch.tensor(result, dtype=torch.float64)
 
 
 @every_engine

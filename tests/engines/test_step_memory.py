@@ -17,6 +17,7 @@ from adamas.engines.bookkeeping.convolution import Convolution
 from adamas.engines.bookkeeping.outer import Outer
 from adamas.engines.bookkeeping.records import Dense
 from adamas.noise import GaussianNoise
+from tests.support.every_engine import assert_sums
 from tests.support.one_by_one import (
     Batch,
     ball,
@@ -24,7 +25,6 @@ from tests.support.one_by_one import (
     loss,
     one_by_one,
     some_weights,
-    summed,
     whitened_norms,
 )
 from tests.support.step_models import GEOMETRIES, MODELS, N, per_coordinate, release
@@ -139,7 +139,5 @@ def test_large_gradients_are_not_kept(case: str) -> None:
     assert (N * model.weight.numel() <= most * held) == kept
     assert isinstance(record, Dense if kept else Convolution | Outer)
 
-    sums = built.weighted_sum(weights)
-    for p, total in summed(expected, weights).items():
-        close(sums[p], total)
+    assert_sums(built, weights, expected)
     close(built.norms(ball(model)), whitened_norms(expected, ball(model)))

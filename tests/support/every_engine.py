@@ -1,4 +1,4 @@
-"""A model, data and comparisons for tests that run on every engine.
+"""A model, data and comparisons for tests of engines.
 
 Everything is float64, and the reference is plain autograd one example at a time (`one_by_one.py`).
 """
@@ -43,3 +43,12 @@ def assert_sums(built: Engine, weights: Tensor, gradients: Gradients) -> None:
     assert set(sums) == set(expected)
     for p, total in expected.items():
         assert_close(sums[p], total)
+
+
+def norms_of_single_examples(built: Engine, n: int) -> Tensor:
+    """Returns the norm of each example's gradient, from a weighted sum of that example alone."""
+    result = []
+    for i in range(n):
+        sums = built.weighted_sum(torch.eye(n, dtype=torch.float64)[i])
+        result.append(sum(float(total.square().sum()) for total in sums.values()) ** 0.5)
+    return torch.tensor(result, dtype=torch.float64)

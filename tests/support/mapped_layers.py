@@ -15,16 +15,15 @@ from torch.nn import functional as F
 from adamas import Geometry
 from adamas.engines import Bookkeeping
 from tests.support.derived_weights import axes, over_root
+from tests.support.every_engine import assert_sums
 from tests.support.models_by_hand import B
 from tests.support.one_by_one import (
     Batch,
     ball,
-    close,
     geometries,
     loss,
     one_by_one,
     some_weights,
-    summed,
     whitened_norms,
 )
 
@@ -168,6 +167,4 @@ def assert_exact(model: nn.Module, batch: Batch, geometry: Geometry | None = Non
     expected, weights = one_by_one(model, batch), some_weights(B)
     built = Bookkeeping(model, loss, batch)
     assert_close_rows(built.norms(geometry), whitened_norms(expected, geometry))
-    sums = built.weighted_sum(weights)
-    for p, total in summed(expected, weights).items():
-        close(sums[p], total)
+    assert_sums(built, weights, expected)
