@@ -1,4 +1,4 @@
-"""Tests of certified norms share the allowed error, and a way to switch the certificate off."""
+"""The allowed error of certified norms, and a way to disable the certificate."""
 
 from torch import Tensor
 
@@ -8,5 +8,5 @@ LOW = 1e-6  # how far a norm may be too low, relatively, and how far beyond 1 an
 
 
 def no_certificate(self: Squares, size: int, harmless: float = 0.0) -> tuple[Tensor, None]:
-    """Replaces `Squares.certified`: returns the squares as they are, and no example to compute again."""
+    """Replaces `Squares.certified`: returns unchanged squares, and marks no example to compute again."""
     return self.values.clamp(min=0), None

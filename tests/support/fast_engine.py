@@ -1,4 +1,4 @@
-"""Tests of the fast engine share two verdicts, and a list of torch's warnings to ignore."""
+"""Assertions about the fast engine, and warnings of torch that its tests ignore."""
 
 from collections.abc import Callable
 

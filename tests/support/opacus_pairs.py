@@ -1,4 +1,4 @@
-"""Models with the wrapped copy and the optimizer that Opacus makes of them.
+"""Pairs of a model and its copy wrapped by Opacus.
 
 Import this module only where Opacus is installed.
 """

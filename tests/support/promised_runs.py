@@ -18,7 +18,7 @@ from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.run.loop import PrivateRun
 
 N = 24
-LIMIT = 1 + 1e-5  # float32
+LIMIT = 1 + 1e-5  # allows for the rounding of float32
 Forward = Callable[[Any, Tensor], Tensor]
 
 
@@ -54,10 +54,10 @@ def made(model: nn.Module, dataset: Dataset[Any], loss: Any = cross_entropy, **o
     return run._replaced(noise=Silent(run.noise.seed))
 
 
-def influence(run: PrivateRun, record: int, others: int = N) -> float:
-    """Returns how far a record moves the whitened sum of all `others`."""
+def influence(run: PrivateRun, record: int) -> float:
+    """Returns how far a record moves the whitened sum of all records."""
     geometry = run.geometry()
-    rest = [i for i in range(others) if i != record]
+    rest = [i for i in range(N) if i != record]
     sums = [
         joined(whitened_sums(run, release_of(run, rows, run.steps_done), geometry))
         for rows in ([*rest, record], rest)

@@ -1,4 +1,4 @@
-"""Models of every kind of record, two geometries, and a release, for tests of one step."""
+"""Models with every kind of record, geometries and a release, for tests of one step."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What an engine might leave behind on a model."""
+"""Collect the traces that an engine might leave on a model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Texts, labels and losses of the whole models, with one loss for each example."""
+"""Texts, labels and losses for whole models; each loss has one value per example."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,5 +47,5 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def run_part(reentrant: bool | None, part: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """Runs a part of a model, in a checkpoint of the given kind or, for None, in none."""
+    """Runs a part of a model: in a reentrant checkpoint, in another one, or for None without."""
     return part(*inputs) if reentrant is None else checkpoint(part, *inputs, use_reentrant=reentrant)

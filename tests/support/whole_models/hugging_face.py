@@ -91,7 +91,7 @@ def minilm(dropout: float = 0.0, reentrant: bool | None = None) -> Built:
 
 
 def gpt2_language(model: Any, batch: Batch) -> Tensor:
-    """Needs no attention mask: no word sees the padding after it."""
+    """Computes the loss without an attention mask, since no word sees the padding after it."""
     return next_words(model(input_ids=batch[0]).logits, batch[0])
 
 
