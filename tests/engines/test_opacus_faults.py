@@ -1,4 +1,4 @@
-"""Compares private gradients with those of Opacus: equal where it is right, and correct where it is not."""
+"""Inputs that Opacus mishandles are handled correctly here."""
 
 import copy
 import math
@@ -9,165 +9,24 @@ import torch
 pytest.importorskip("opacus")
 
 from opacus import GradSampleModule
-from opacus.accountants import PRVAccountant, RDPAccountant
-from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from opacus.optimizers import AdaClipDPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import adamas
-from adamas import Geometry, calibrate, clipped_sum, rules
+from adamas import Geometry, clipped_sum, rules
 from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
 from adamas.privatize import privatize
+from tests.support.opacus_pairs import conv_model, images, opacus_pair, opacus_warnings, run_of, seeded
+from tests.support.small_runs import loss
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Optimal order is the:UserWarning"),
-]
-
-
-def seeded(module, seed=0):
-    """Sets the weights of a module to values that depend on the seed only."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) / p.shape[-1] ** 0.5)
-    return module
-
-
-def conv_model():
-    return seeded(
-        nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1, stride=2),
-            nn.ReLU(),
-            nn.GroupNorm(2, 4),
-            nn.Flatten(),
-            nn.Linear(64, 8),
-            nn.Tanh(),
-            nn.Linear(8, 3, bias=False),
-        )
-    )
-
-
-def images(n=12, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 1, 8, 8, generator=generator) * torch.linspace(0.1, 3, n).view(-1, 1, 1, 1)
-    return x, torch.randint(0, 3, (n,), generator=generator)
-
-
-def loss(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
-def opacus_pair(model, *, lr=1.0, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1):
-    """Makes Opacus's wrapped copy of a model, with SGD on it."""
-    wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
-    optimizer = DPOptimizer(
-        torch.optim.SGD(wrapped.parameters(), lr=lr),
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        expected_batch_size=expected_batch_size,
-        loss_reduction="mean",  # divides the sum by expected_batch_size
-        generator=torch.Generator().manual_seed(0),
-    )
-    return wrapped, optimizer
-
-
-def run_of(model, dataset, loss, *, lr=1.0, **settings):
-    return adamas.make_private(
-        model,
-        rules.SGD(model.parameters(), lr=lr),
-        dataset,
-        loss,
-        delta=1e-5,
-        seed=0,
-        progress=False,
-        **settings,
-    )
-
-
-# Where both are right -----------------------------------------------------------------------------------
+pytestmark = opacus_warnings
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_norms_and_clipped_sums_agree_with_opacus_gradients_clipped_by_hand(engine):
-    model, batch, radius = conv_model(), images(), 3.0
-    wrapped, _ = opacus_pair(model)
-    loss(wrapped, batch).sum().backward()
-    theirs = [p.grad_sample.double() for p in wrapped.parameters()]
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in theirs]).sum(0).sqrt()
-    factors = 1 / (norms / radius).clamp(min=1)
-    assert 2 < (factors < 1).sum() < 10  # some are clipped and some are not
-
-    ours = ENGINES[engine](model, loss, batch)
-    geometry = Geometry.ball(model.parameters(), radius)
-    torch.testing.assert_close(ours.norms(geometry), norms / radius, rtol=1e-5, atol=0)
-    sums = clipped_sum(ours, geometry)
-    for p, g in zip(model.parameters(), theirs, strict=True):
-        expected = torch.einsum("n,n...->...", factors, g)
-        torch.testing.assert_close(radius * sums[p].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_clipped_sums_agree_with_those_of_opacus_optimizer(engine):
-    model, batch = conv_model(), images()
-    wrapped, optimizer = opacus_pair(model, max_grad_norm=0.5)
-    loss(wrapped, batch).sum().backward()
-    optimizer.clip_and_accumulate()
-    sums = clipped_sum(ENGINES[engine](model, loss, batch), Geometry.ball(model.parameters(), 0.5))
-    for p, q in zip(model.parameters(), wrapped.parameters(), strict=True):
-        # Opacus adds 1e-6 to the norm that it divides by.
-        torch.testing.assert_close(0.5 * sums[p], q.summed_grad, rtol=1e-4, atol=1e-5)
-
-
-def test_a_run_without_noise_follows_opacus_weights():
-    model, data = conv_model(), TensorDataset(*images(30))
-    wrapped, optimizer = opacus_pair(model, lr=0.5, expected_batch_size=10)
-    run = run_of(
-        model,
-        data,
-        loss,
-        lr=0.5,
-        batch_size=10,
-        steps=4,
-        noise_multiplier=0.0,
-        micro_batch_size=4,
-        allow_large_delta=True,
-    )
-    before = [p.detach().clone() for p in model.parameters()]
-    for step in range(4):
-        batch = data[torch.from_numpy(run.loader.sampler.indices(step).indices)]
-        optimizer.zero_grad()
-        loss(wrapped, batch).sum().backward()
-        optimizer.step()
-    for _ in run:
-        pass
-    for p, q, start in zip(model.parameters(), wrapped.parameters(), before, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
-        assert (p - start).norm() > 0.01
-
-
-def test_epsilons_agree_with_opacus_accountants():
-    setting = {"noise_multiplier": 1.1, "sampling_rate": 0.01, "steps": 1000, "delta": 1e-5}
-    rdp, prv = RDPAccountant(), PRVAccountant()
-    for accountant in (rdp, prv):
-        accountant.history = [(1.1, 0.01, 1000)]
-    assert calibrate.epsilon(**setting, accountant="rdp") == pytest.approx(
-        rdp.get_epsilon(delta=1e-5), rel=1e-3
-    )
-    # PRV answers with an upper bound, its error (0.01) included.
-    ours, theirs = calibrate.epsilon(**setting), prv.get_epsilon(delta=1e-5)
-    assert ours < theirs < ours + 0.02
-
-
-# Where Opacus is wrong ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_nan_example_destroys_opacus_weights_and_has_no_influence_here(engine):
+def test_a_nan_example_makes_weights_of_opacus_nan_and_has_no_influence_here(engine):
     model = conv_model()
     x, y = images(6)
     poisoned = x.clone()
@@ -209,7 +68,7 @@ def test_a_run_on_data_with_a_nan_example_stays_finite():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_an_empty_batch_crashes_opacus_adaptive_optimizer_and_is_a_noise_step_here():
+def test_an_empty_batch_crashes_adaptive_clipping_of_opacus_and_is_a_noise_step_here():
     model = seeded(nn.Linear(3, 2))
     wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     optimizer = AdaClipDPOptimizer(
@@ -241,7 +100,7 @@ def test_an_empty_batch_crashes_opacus_adaptive_optimizer_and_is_a_noise_step_he
     for step in run:
         if step.number - 1 in empty:
             assert all(mean.isfinite().all() and mean.any() for mean in step.release.mean.values())
-    assert [count for _, count in run.ledger.entries] == [8]  # the empty ones count
+    assert [count for _, count in run.ledger.entries] == [8]  # empty batches count
 
 
 def test_an_empty_batch_changes_a_global_setting_in_opacus_and_none_here():
@@ -278,7 +137,7 @@ def test_the_padding_row_of_an_embedding_has_a_gradient_in_opacus_and_none_here(
     wrapped, _ = opacus_pair(model)
     weighted(wrapped, (tokens, weights)).sum().backward()
     (q,) = wrapped.parameters()
-    assert not q.grad[0].any()  # torch handles the padding row
+    assert not q.grad[0].any()  # torch skips the padding row
     assert (q.grad_sample[:2, 0].abs() > 0.05).all()
 
     (p,) = model.parameters()
@@ -287,13 +146,13 @@ def test_the_padding_row_of_an_embedding_has_a_gradient_in_opacus_and_none_here(
         one = ours.weighted_sum(F.one_hot(torch.tensor(i), 3).double())[p]
         assert not one[0].any()
         torch.testing.assert_close(one[1:], q.grad_sample[i, 1:])
-    # Our norms are those of the gradients that the parameters get.
+    # Our norms are those of the gradients that reach the parameters.
     norms = q.grad_sample[:, 1:].double().flatten(1).norm(dim=1)
     torch.testing.assert_close(ours.norms(Geometry.ball([p])), norms, rtol=1e-5, atol=0)
 
 
-def test_leaving_a_logical_batch_doubles_an_example_in_opacus_and_not_here():
-    # The gradient of example i is x_i, the clip norm 1: each moves its own weight by 1 in a step.
+def test_leaving_a_logical_batch_counts_an_example_twice_in_opacus_and_once_here():
+    # The gradient of example i is x_i and the clip norm is 1, so that it moves weight i by 1 in a step.
     data = TensorDataset(torch.eye(4))
 
     def linear(model, batch):
@@ -330,7 +189,7 @@ def test_leaving_a_logical_batch_doubles_an_example_in_opacus_and_not_here():
     )
     for batch in run.batches():
         for data, _ in batch:
-            linear(model, data).sum().backward()  # what a user may do before leaving
+            linear(model, data).sum().backward()  # as a user might do before leaving the loop
             break
         break
     for _ in run:
@@ -338,11 +197,11 @@ def test_leaving_a_logical_batch_doubles_an_example_in_opacus_and_not_here():
     assert model.weight.tolist() == [[1.0, 1.0, 1.0, 1.0]]
 
 
-def test_a_failure_within_a_logical_batch_leaves_a_sum_in_opacus_and_nothing_here():
+def test_a_failure_within_a_logical_batch_keeps_a_partial_sum_in_opacus_and_none_here():
     x = torch.eye(4)
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
-    calls_left = [1]  # before the second micro-batch fails
+    calls_left = [1]  # calls before the second micro-batch fails
 
     def failing(model, batch):
         calls_left[0] -= 1
@@ -364,7 +223,7 @@ def test_a_failure_within_a_logical_batch_leaves_a_sum_in_opacus_and_nothing_her
             except OSError:
                 continue
     (q,) = wrapped.parameters()
-    assert q.detach().max() > 1.5  # an example's influence, with a clip norm of 1
+    assert q.detach().max() > 1.5  # the influence of one example, although the clip norm is 1
 
     run = run_of(
         model,
@@ -378,7 +237,7 @@ def test_a_failure_within_a_logical_batch_leaves_a_sum_in_opacus_and_nothing_her
         sampling="shuffled",
         engine="vmap",
     )
-    calls_left[0] = 1  # for the first micro-batch
+    calls_left[0] = 1  # the first micro-batch succeeds again
     with pytest.raises(OSError, match="disk"):
         next(iter(run))
     assert run.steps_done == 0
