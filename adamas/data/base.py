@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
+from adamas.loading import Rows
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,8 @@ class Data:
     """Training and test examples of a classification task, as `(input, label)` tensors."""
 
     name: str
-    train: TensorDataset
-    test: TensorDataset
+    train: TensorDataset | Rows
+    test: TensorDataset | Rows
     input_shape: tuple[int, ...]
     classes: int
 
@@ -60,6 +61,7 @@ def _public_order(size: int) -> Tensor:
     return torch.tensor(sorted(range(size), key=digests.__getitem__))
 
 
-def _take(examples: TensorDataset, which: Tensor) -> TensorDataset:
+def _take(examples: TensorDataset | Rows, which: Tensor) -> TensorDataset:
+    assert isinstance(examples, TensorDataset)
     chosen = which.sort().values
     return TensorDataset(*(values[chosen] for values in examples.tensors))

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch.utils.data import TensorDataset
 
 from adamas import _validate
 from adamas.data.base import Data
+from adamas.graphs import Graph, Neighborhoods, NodeTerms
+from adamas.graphs.edges import unique_edges
 
 SPLITS = ("public", "random")
 """Splits of a graph: the one that the data set defines, or 60/20/20 of the labelled nodes at random."""
@@ -73,12 +76,17 @@ class GraphData(Data):
         Args:
             share: Ignored: the data set defines its validation nodes.
         """
+        nodes = self.validation_nodes
+        if isinstance(self.test, Neighborhoods):
+            test: TensorDataset | Neighborhoods = self.test.of(nodes)
+        else:
+            test = TensorDataset(self.features[nodes], self.labels[nodes])
         return replace(
             self,
             name=f"{self.name}/validation",
-            test=TensorDataset(self.features[self.validation_nodes], self.labels[self.validation_nodes]),
-            test_nodes=self.validation_nodes,
-            validation_nodes=self.validation_nodes[:0],
+            test=test,
+            test_nodes=nodes,
+            validation_nodes=nodes[:0],
         )
 
     def normalized(self) -> "GraphData":
@@ -118,6 +126,24 @@ class GraphData(Data):
         return replace(self, edges=self.edges[:, sender == receiver])
 
 
+    @property
+    def graph(self) -> Graph:
+        """The graph, for `adamas.graphs.NodeTerms`."""
+        train = torch.zeros(len(self.labels), dtype=torch.bool)
+        train[self.train_nodes] = True
+        return Graph(self.features, self.labels, self.edges, train)
+
+    def as_terms(self, neighbors: str = "held-out", **options: Any) -> "GraphData":
+        """Returns the same with terms as examples: nodes with their neighbourhoods.
+
+        Args:
+            neighbors: Whose features predictions for test nodes read; see `NodeTerms.evaluation`.
+            options: Options of `adamas.graphs.NodeTerms`, such as `max_degree`.
+        """
+        terms = NodeTerms(self.graph, **options)
+        return replace(self, train=terms, test=terms.evaluation(self.test_nodes, neighbors))
+
+
 def choose_split(split: str, split_seed: int, public: Splits, labelled: Tensor) -> Splits:
     """Returns the split of a name in `SPLITS`.
 
@@ -150,8 +176,4 @@ def undirected(edges: Tensor) -> Tensor:
 
 def distinct(edges: Tensor) -> Tensor:
     """Returns edges (2, E) sorted, without loops and repetitions."""
-    if not edges.numel():
-        return edges
-    base = int(edges.max()) + 1
-    keys = torch.unique((edges[0] * base + edges[1])[edges[0] != edges[1]])
-    return torch.stack([keys.div(base, rounding_mode="floor"), keys % base])
+    return unique_edges(edges, int(edges.max()) + 1) if edges.numel() else edges

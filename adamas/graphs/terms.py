@@ -47,6 +47,10 @@ class Neighborhoods(Rows):
         """Numbers of the nodes."""
         return self._nodes
 
+    def of(self, nodes: Tensor) -> "Neighborhoods":
+        """Returns other nodes with neighbourhoods along the same edges."""
+        return Neighborhoods(self._graph, nodes, self._trees)
+
 
 class NodeTerms(Neighborhoods):
     r"""Training nodes as examples for `adamas.make_private`, each with the neighbourhood that it reads.
