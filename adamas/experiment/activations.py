@@ -46,7 +46,10 @@ def on_activations(model: nn.Module, data: Data) -> tuple[nn.Module, Data]:
     """
     if not isinstance(model, Staged):
         return model, data
-    train, test = (_activations(model.frozen, examples) for examples in (data.train, data.test))
+    examples = [one for one in (data.train, data.test) if isinstance(one, TensorDataset)]
+    if len(examples) < 2:
+        raise ValueError("Expected plain examples for a model with a frozen part, got terms of a graph.")
+    train, test = (_activations(model.frozen, one) for one in examples)
     return model.trained, dataclasses.replace(data, train=train, test=test)
 
 

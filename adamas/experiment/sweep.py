@@ -34,7 +34,8 @@ from adamas.accounting.ledger import composed_epsilon
 from adamas.data import VALIDATION, load
 from adamas.experiment.settings import LEDGER, MODEL, RESULT, Settings
 from adamas.experiment.training import train_and_save
-from adamas.sampling import SAMPLERS
+from adamas.run.validation import make_sampler
+from adamas.sampling import Poisson, Sampler
 
 SELECTIONS = ("all", "best")
 """How the choice is paid for; see the module."""
@@ -98,14 +99,14 @@ def sweep(
     with own_folder(out, [_SUMMARY]):
         folders = [_folder(number) for number in range(len(candidates))] if selection == "all" else [_BEST]
         _check_folder(out, folders)
-        steps, rate = _plan(settings)
+        steps, sampler = _plan(settings)
         if selection == "all":
-            result = _all(settings, candidates, out, steps, rate, data_ledger, progress)
+            result = _all(settings, candidates, out, steps, sampler, data_ledger, progress)
             remedy = "Make room, and repeat the command: runs that are finished are not made again."
         else:
             mean = float(len(candidates)) if mean_runs is None else mean_runs
             _validate.positive(mean_runs=mean)
-            result = _best(settings, candidates, out, steps, rate, mean, data_ledger, progress)
+            result = _best(settings, candidates, out, steps, sampler, mean, data_ledger, progress)
             remedy = f"The best run is in {out / _BEST}."
         result = {"selection": selection, "delta": settings.delta, "settings": asdict(settings)} | result
         write_results({_SUMMARY: json_writer(result)}, out, remedy=remedy)
@@ -117,17 +118,18 @@ def _all(
     candidates: list[dict[str, Any]],
     out: Path,
     steps: int,
-    rate: float,
+    sampler: Sampler,
     data_ledger: Path | None,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     assert settings.epsilon is not None
-    z = calibrate.noise_multiplier(
+    whole = steps * len(candidates)
+    z = calibrate.noise_multiplier_for(
+        lambda z: sampler.plan(z, whole),
         epsilon=settings.epsilon,
         delta=settings.delta,
-        sampling_rate=rate,
-        steps=steps * len(candidates),
         accountant=settings.accountant,
+        relation=sampler.relation,
     )
     runs = []
     for number, candidate in enumerate(candidates):
@@ -144,12 +146,8 @@ def _all(
             found = train_and_save(chosen, folder, progress=False, data_ledger=data_ledger)
         runs.append({"tried": candidate, "accuracy": found["test_accuracy"], "folder": folder.name})
     progress(len(candidates), len(candidates))
-    spent = calibrate.epsilon(
-        noise_multiplier=z,
-        sampling_rate=rate,
-        steps=steps * len(candidates),
-        delta=settings.delta,
-        accountant=settings.accountant,
+    spent = composed_epsilon(
+        [(sampler.plan(z, whole), 1)], settings.delta, settings.accountant, sampler.relation
     )
     best = max(runs, key=lambda run: run["accuracy"])
     return {
@@ -166,7 +164,7 @@ def _best(
     candidates: list[dict[str, Any]],
     out: Path,
     steps: int,
-    rate: float,
+    sampler: Sampler,
     mean: float,
     data_ledger: Path | None,
     progress: Callable[[int, int], None],
@@ -174,12 +172,14 @@ def _best(
     assert settings.epsilon is not None
     if mean < 1:
         raise ValueError(f"Expected mean_runs={mean!r} >= 1.")
+    if not isinstance(sampler, Poisson):
+        raise ValueError(
+            "Expected selection='all' for nodes of a graph: the best of a random number of runs has no bound "
+            "for them."
+        )
 
     def event(z: float) -> dp_accounting.DpEvent:
-        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-        return dp_accounting.dp_event.RepeatAndSelectDpEvent(
-            dp_accounting.SelfComposedDpEvent(step, steps), mean, _GEOMETRIC
-        )
+        return dp_accounting.dp_event.RepeatAndSelectDpEvent(sampler.plan(z, steps), mean, _GEOMETRIC)
 
     # Privacy loss distributions have no bound for this.
     z = calibrate.noise_multiplier_for(
@@ -254,11 +254,11 @@ def _changed(settings: Settings, candidate: dict[str, Any], noise_multiplier: fl
     )
 
 
-def _plan(settings: Settings) -> tuple[int, float]:
-    """Returns the steps of one run, and its sampling rate."""
+def _plan(settings: Settings) -> tuple[int, Sampler]:
+    """Returns the steps of one run, and what draws its batches."""
     data = load(settings.data.removesuffix(VALIDATION), **settings.data_options).with_validation()
-    sampler = SAMPLERS[settings.sampling](len(data.train), settings.batch_size)
+    sampler = make_sampler(data.train, settings.sampling, settings.batch_size)
     if (settings.steps is None) == (settings.epochs is None):
         raise ValueError("Expected exactly one of epochs and steps.")
     steps = settings.steps or (settings.epochs or 0) * sampler.steps_per_epoch()
-    return steps, sampler.rate
+    return steps, sampler

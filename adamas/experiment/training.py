@@ -33,6 +33,7 @@ from adamas.experiment.settings import (
     SETTINGS,
     Settings,
 )
+from adamas.loading import Rows
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run.checkpoint import Checkpoints
@@ -338,7 +339,7 @@ def _in_full(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, test: TensorDataset) -> float:
+def accuracy(model: nn.Module, test: TensorDataset | Rows) -> float:
     """Measures the share of right answers on test data, in evaluation mode."""
     was_training = model.training
     model.eval()

@@ -82,7 +82,9 @@ def validated(
         if shapes[0] != shapes[1]:
             raise ValueError("Expected ema to be an AveragedModel of this model.")
     seed = Seed(options.seed, secure=options.noise == SecureNoise.name)
-    sampler = _sampler(options, dataset, n, seed)
+    sampler = make_sampler(
+        dataset, options.sampling, options.batch_size, seed, max_batch_size=options.max_batch_size
+    )
     data_ledger = _data_ledger(options, sampler)
     RuleState.of(rule)
     check_whole(model)
@@ -125,17 +127,33 @@ def _check_no_other_run(options: RunOptions) -> None:
         )
 
 
-def _sampler(options: RunOptions, dataset: Dataset[Any], n: int, seed: Seed) -> Sampler:
+def make_sampler(
+    dataset: Dataset[Any],
+    sampling: str,
+    batch_size: int,
+    seed: Seed | None = None,
+    *,
+    max_batch_size: int | None = None,
+) -> Sampler:
+    """Makes what draws the batches of a data set, and accounts for them.
+
+    Args:
+        dataset: The data set.
+        sampling: A name in `adamas.run.options.SAMPLINGS`.
+        batch_size: Expected number of examples of a batch.
+        seed: Where the draws come from.
+        max_batch_size: Rows of every batch, for truncated batches.
+    """
     if isinstance(dataset, NodeTerms):
-        return dataset.sampler(options.sampling, options.batch_size, seed)
-    if options.sampling not in SAMPLERS:
+        return dataset.sampler(sampling, batch_size, seed)
+    if sampling not in SAMPLERS:
         raise ValueError(
-            f"Expected sampling among {sorted(SAMPLERS)}, got {options.sampling!r}, which is for NodeTerms "
-            "only."
+            f"Expected sampling among {sorted(SAMPLERS)}, got {sampling!r}, which is for NodeTerms only."
         )
-    if options.max_batch_size is not None:
-        return TruncatedPoisson(n, options.batch_size, options.max_batch_size, seed)
-    return SAMPLERS[options.sampling](n, options.batch_size, seed)
+    n = dataset_length(dataset)
+    if max_batch_size is not None:
+        return TruncatedPoisson(n, batch_size, max_batch_size, seed)
+    return SAMPLERS[sampling](n, batch_size, seed)
 
 
 def _data_ledger(options: RunOptions, sampler: Sampler) -> DataLedger | None:
