@@ -88,7 +88,7 @@ def other_structure(client: Client) -> None:
 
 
 def other_engine(client: Client) -> None:
-    client.engine = "bookkeeping"
+    client.options["engine"] = "bookkeeping"
 
 
 def other_noise(client: Client) -> None:
@@ -111,7 +111,8 @@ def test_a_client_probes_again_if_something_has_changed(change):
 @pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_a_run_without_probes_is_the_run_of_make_private(engine, micro_batch_size):
-    client = make_client(0, **OPTIONS, engine=engine, micro_batch_size=micro_batch_size)
+    options = {"engine": engine, "micro_batch_size": micro_batch_size}
+    client = make_client(0, **OPTIONS, options=options)
     client.train(rules.SGD(client.model.parameters(), lr=0.1), STEPS)  # probes
     model = copy.deepcopy(client.model)
     client.seed = 7
@@ -126,8 +127,7 @@ def test_a_run_without_probes_is_the_run_of_make_private(engine, micro_batch_siz
         delta=client.delta,
         steps=STEPS,
         seed=7,
-        engine=engine,
-        micro_batch_size=micro_batch_size,
+        **options,
     )
     expected = [step.release for step in other]
     assert len(releases) == len(expected) == STEPS
