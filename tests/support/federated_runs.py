@@ -1,4 +1,4 @@
-"""Shared by tests: helpers of `federated_runs`."""
+"""Settings of small federated trainings, and readers of the files they leave."""
 
 import json
 
