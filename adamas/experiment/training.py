@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +55,7 @@ __all__ = [
     "cross_entropy",
     "initial_model",
     "private_run",
+    "seeded_model",
     "task",
     "train_and_save",
 ]
@@ -303,14 +304,25 @@ def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Modul
 
 def initial_model(settings: Settings, data: Data) -> nn.Module:
     """Makes the model that the settings describe, before its first step."""
-    options = dict(settings.model_options)
-    if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
-        options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
+    return seeded_model(settings.model, settings.model_options, data, settings.seed)
+
+
+def seeded_model(name: str, options: Mapping[str, Any], data: Data, seed: int | None) -> nn.Module:
+    """Makes a model with its initial weights, which are public.
+
+    Args:
+        name: A name in `MODELS`.
+        options: Arguments of the model; weights of `PUBLISHED_WEIGHTS` are added.
+        data: The data set, which decides the shapes.
+        seed: Seed of the run; None takes weights from torch's global generator.
+    """
+    options = dict(options)
+    if name in PUBLISHED_WEIGHTS and "weights" not in options:
+        options["weights"] = PUBLISHED_WEIGHTS[name]()
     with torch.random.fork_rng():
-        if settings.seed is not None:
-            # The initial weights, which are public.
-            torch.manual_seed(int(Seed(settings.seed).words("initial weights", count=1)[0]))
-        return MODELS[settings.model](data.input_shape, data.classes, **options)
+        if seed is not None:
+            torch.manual_seed(int(Seed(seed).words("initial weights", count=1)[0]))
+        return MODELS[name](data.input_shape, data.classes, **options)
 
 
 def private_run(settings: Settings, model: nn.Module, data: Data, **options: Any) -> PrivateRun:
