@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from adamas.data import VALIDATION, Data, load
 from adamas.engines import Loss
 from adamas.experiment.activations import on_activations
-from adamas.experiment.training import cross_entropy, seeded_model
+from adamas.experiment.task import cross_entropy, seeded_model
 from adamas.federated.blocks import Blocks
 from adamas.federated.partition import dirichlet_partition
 from adamas.federated.settings import FederatedSettings

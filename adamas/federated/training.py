@@ -16,7 +16,7 @@ from adamas._storage.archive import read_archive, write_archive, write_tensors
 from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import rounded_up
-from adamas.experiment.training import accuracy
+from adamas.experiment.task import accuracy
 from adamas.federated.client import Client
 from adamas.federated.rounds import Transport, run_rounds
 from adamas.federated.server import NoAnswerError, RoundReport, Server
