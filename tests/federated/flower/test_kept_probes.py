@@ -2,7 +2,12 @@
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import weakref
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +28,7 @@ from tests.support.federated_regression import make_client
 from tests.support.federated_runs import blobs
 from tests.support.flower_nodes import node, trained
 
+ROOT = Path(__file__).parents[3]
 ROUNDS = [Round(number, 3, 2) for number in range(3)]
 
 
@@ -183,3 +189,51 @@ def test_the_probe_of_a_refused_run_is_forgotten():
         client.forget_probe()
         raise UnsupportedError("mixes examples")
     assert not kept._kept
+
+
+COUNTING_TASK = """
+import os
+
+import adamas.federated.local_runs as local_runs
+from tests.support.federated_blobs import client_data, loss, make_model, test_data
+
+make_private = local_runs.make_private
+
+
+def counted(*arguments, **options):
+    with open(os.environ["PROBES"], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return make_private(*arguments, **options)
+
+
+local_runs.make_private = counted
+"""
+
+SIMULATES = """
+import sys
+from pathlib import Path
+
+from adamas.federated.flower.simulation import simulate
+from tests.support.federated_runs import blobs
+
+settings = blobs(task="counting_task", participation=1.0, rounds=3)
+simulate(settings, Path(sys.argv[1]), cores_per_client=1.0)
+"""
+
+
+@pytest.mark.ray
+def test_an_actor_of_a_simulation_probes_once_for_each_node(tmp_path):
+    """Each of 4 nodes trains in 3 rounds, on whichever actor is free."""
+    (tmp_path / "counting_task.py").write_text(COUNTING_TASK)
+    places = os.pathsep.join([str(ROOT), str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    file = tmp_path / "probes"
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATES, str(tmp_path / "out")],
+        env=os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "PROBES": str(file)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    by_actor = Counter(file.read_text().split())
+    assert max(by_actor.values()) <= 4, "an actor probed more often than it has nodes"
