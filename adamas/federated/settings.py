@@ -1,14 +1,14 @@
 """Settings of a federated training: plain data that a command line, a file or a message can carry."""
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.data import DATASETS, VALIDATION
+from adamas.experiment.settings import check_names
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
@@ -18,7 +18,6 @@ from adamas.models import MODELS
 from adamas.run.options import SharedOptions
 
 _KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # annotation -> type to check
-_GIVEN = ("input_shape", "classes")  # arguments of a model that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +110,8 @@ class FederatedSettings(SharedOptions):
             data = self.data.removesuffix(VALIDATION)
             _validate.one_of(DATASETS, data=data)
             _validate.one_of(MODELS, model=self.model)
-            _check_options("data_options", self.data_options, DATASETS[data])
-            _check_options("model_options", self.model_options, MODELS[self.model])
+            check_names("data_options", self.data_options, DATASETS[data])
+            check_names("model_options", self.model_options, MODELS[self.model])
 
     @property
     def public_seed(self) -> int:
@@ -199,10 +198,3 @@ class FederatedSettings(SharedOptions):
             else:
                 values[name] = value
         return cls(**values)
-
-
-def _check_options(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
-    known = [option for option in inspect.signature(factory).parameters if option not in _GIVEN]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"Expected {name} among {known}, got {option!r}.")
