@@ -22,7 +22,7 @@ LedgerPath = Annotated[Path, typer.Argument(help="The ledger, such as data.ledge
 
 _ONE_BUDGET = "a sweep calibrates the noise of all runs to one epsilon"
 _POISSON = "the accounting of a choice is for Poisson sampling"
-_SAME_RESULT = "it changes no result, and no candidate would be another"
+_SAME_RESULT = "it does not change the result of a candidate"
 _LATER = "for the training that follows with the chosen values, by `adamas train`"
 
 NOT_OF_A_SWEEP = {
@@ -34,7 +34,7 @@ NOT_OF_A_SWEEP = {
     "micro_batch_size": _SAME_RESULT,
     "noise": _LATER,
     "ema": _LATER,
-    "allow_large_delta": _LATER,
+    "allow_large_delta": "publishing a random record would count as private",
     "raw": "a run with raw moments is not private",
 }
 """Options of a training that `adamas sweep` leaves out, and why."""

@@ -77,7 +77,7 @@ class Settings(TrainingOptions, _Task):
             (MODELS[self.model], "model_options"),
             (RULES[self.rule], "rule_options"),
         ):
-            check_names(name, getattr(self, name), factory)
+            check_option_names(name, getattr(self, name), factory)
         _validate.one_of(SCHEDULES, schedule=self.schedule)
         _validate.one_of(NOISES, noise=self.noise)
         Seed(self.seed, secure=self.noise == SecureNoise.name)
@@ -88,7 +88,7 @@ class Settings(TrainingOptions, _Task):
         return options | {"scheduler": _scheduler(SCHEDULES[self.schedule])}
 
 
-def check_names(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
+def check_option_names(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
     """Raises for an option that a data set, model or rule does not have.
 
     Args:

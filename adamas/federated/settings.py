@@ -8,7 +8,7 @@ from typing import Any
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.data import DATASETS, VALIDATION
-from adamas.experiment.settings import check_names
+from adamas.experiment.settings import check_option_names
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
@@ -110,8 +110,8 @@ class FederatedSettings(SharedOptions):
             data = self.data.removesuffix(VALIDATION)
             _validate.one_of(DATASETS, data=data)
             _validate.one_of(MODELS, model=self.model)
-            check_names("data_options", self.data_options, DATASETS[data])
-            check_names("model_options", self.model_options, MODELS[self.model])
+            check_option_names("data_options", self.data_options, DATASETS[data])
+            check_option_names("model_options", self.model_options, MODELS[self.model])
 
     @property
     def public_seed(self) -> int:

@@ -1,12 +1,12 @@
 """Keeps the outcome of a node's probes from one message to the next, within a process.
 
-Flower makes nothing of a client outlive its message. A simulated node's messages are handled by a few
-long-lived Ray actors, so that a later round finds what an earlier one left in the process. A deployed
-SuperNode starts a process for each message (`flwr.supernode.runtime.run_clientapp` handles one and exits):
-there every round probes.
+On Flower, a client is made for one message. In a simulation, a few Ray actors handle the messages of all
+nodes, and live until it ends: a later round finds what an earlier one has kept. A deployed node probes in
+every round, because `flwr.supernode.runtime.run_clientapp` handles one message and exits (flwr 1.41).
 
-A probe holds the name of an engine and the shapes that it was chosen for, and neither examples, parameters,
-ledger nor memory of a client. See `adamas.federated.local_runs` for what is checked without it.
+A probe holds the name of an engine, and the structure and options that it was chosen for. It holds no
+example, parameter, ledger or memory of a client. `adamas.federated.local_runs` says which checks do not rely
+on it.
 """
 
 from collections import OrderedDict
@@ -17,10 +17,10 @@ from adamas.federated.local_runs import LocalRuns, Probe
 
 
 class KeptProbes:
-    """The probes of the clients that were used last.
+    """The probes of the nodes that were asked last.
 
     Args:
-        most: How many are kept.
+        most: Maximum number of probes.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -32,8 +32,8 @@ class KeptProbes:
         """Gives a client the probe that is kept under a key, and keeps the one that it has afterwards.
 
         Args:
-            key: Names the training, the node and the settings.
-            client: A client that was made anew from them.
+            key: The run, the node and the settings.
+            client: A client that was made for them.
         """
         known = self._kept.pop(key, None)
         if known is not None:
