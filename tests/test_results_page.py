@@ -1,6 +1,6 @@
 """The numbers in README.md and docs/results.md are those of the stored results.
 
-The pages in experiments/ are made from the stored results, which tests/reproduce/test_reproduce.py checks.
+The pages in experiments/ are made from the stored results, which tests/reproduce/test_table_files.py checks.
 So it is enough to compare with these pages, and with the table in docs/benchmarks.md.
 """
 

@@ -1,4 +1,4 @@
-"""Commands and settings take the options of a run from its fields, and name none of them again."""
+"""Commands and settings take the options of a run from its fields, without declaring any again."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from adamas.federated.training import make_client
 from adamas.run.options import HELP, RunOptions, SharedOptions, TrainingOptions, shown
 from tests.support.federated_runs import blobs
 
-GIVEN = {  # a value of each option that is not its default, as a text and as a value
+GIVEN = {  # for each option a value other than its default: on the command line, and in Python
     "batch_size": ("32", 32),
     "delta": ("0.0001", 1e-4),
     "ema": ("0.5", 0.5),
@@ -106,7 +106,7 @@ def test_an_option_of_a_run_reaches_the_training(name, monkeypatch):
     assert (getattr(settings, name) if held else others[name]) == GIVEN[name][1]
 
 
-def test_the_file_of_a_ledger_reaches_the_training(monkeypatch, tmp_path):
+def test_the_path_of_a_ledger_reaches_the_training(monkeypatch, tmp_path):
     path = tmp_path / "data.ledger"
     assert trained(monkeypatch, ["--data-ledger", str(path)])[1]["data_ledger"] == path
 
@@ -187,7 +187,7 @@ def test_settings_hand_every_option_to_make_private():
 
 
 @pytest.mark.parametrize("kind", [SharedOptions, TrainingOptions, RunOptions])
-def test_a_new_option_is_written_in_one_place(kind):
+def test_a_new_option_is_declared_in_one_place(kind):
     @dataclass(frozen=True, kw_only=True)
     class More(kind):
         warm_up: int = field(default=3, metadata=shown("Steps of a slow start."))
@@ -228,7 +228,7 @@ noise_multiplier clip_norm seed engine micro_batch_size accountant max_epsilon e
 max_batch_size ema allow_large_delta raw"""
 
 
-def test_saved_settings_have_their_names_in_the_same_order():
+def test_the_order_of_saved_settings_does_not_change():
     assert [one.name for one in fields(Settings)] == ORDER.split()
 
 

@@ -1,4 +1,4 @@
-"""Every rule names the paper that it follows, with an identifier that leads to it."""
+"""Every rule cites the paper that it follows, with an arXiv number or a DOI."""
 
 import ast
 import re
@@ -11,38 +11,38 @@ from adamas.rules import RULES
 
 IDENTIFIER = re.compile(r"\barXiv:(\d{4}\.\d{4,5}|[a-z-]+/\d{7})\b|\bdoi:10\.\d{4,}/\S+", re.ASCII)
 
-# Rule -> why its source has neither an arXiv number nor a DOI.
-WITHOUT_IDENTIFIER = {"rmsprop": "RMSProp was published in the slides of a lecture only"}
+# Rule -> why its source has neither.
+WITHOUT_IDENTIFIER = {"rmsprop": "published only in the slides of a lecture"}
 
 
 def section(docstring: str) -> str:
-    """The section `References:` of a docstring."""
+    """Returns the section `References:` of a docstring."""
     _, heading, text = docstring.partition("\nReferences:\n")
     assert heading, "no section References"
     return text
 
 
 def references(name: str) -> str:
-    """The section `References:` of the module in which a rule is defined."""
+    """Returns the section `References:` of the docstring of a rule's module."""
     return section(sys.modules[RULES[name].__module__].__doc__ or "")
 
 
 def entries(text: str) -> list[str]:
-    """The papers of a section, each with its authors, title and year."""
+    """Returns the papers of a section, each with its authors, title and year."""
     found = [" ".join(entry.split()) for entry in re.split(r"\n\n+", text.strip("\n"))]
     for entry in found:
-        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', entry), f"authors, title, year: {entry}"
+        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', entry), f"not authors, title, year: {entry}"
     return found
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_names_its_paper(name):
+def test_every_rule_cites_its_paper(name):
     for entry in entries(references(name)):
         if name not in WITHOUT_IDENTIFIER:
             assert IDENTIFIER.search(entry), f"no arXiv number or DOI: {entry}"
 
 
-def test_the_rule_that_contributors_copy_names_its_paper():
+def test_the_rule_that_contributors_copy_cites_its_paper():
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (entry,) = entries(section(ast.get_docstring(ast.parse(code))))
@@ -50,7 +50,7 @@ def test_the_rule_that_contributors_copy_names_its_paper():
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDENTIFIER)
-def test_exceptions_are_needed(name):
+def test_exempt_sources_have_no_identifier(name):
     assert not IDENTIFIER.search(references(name))
 
 
