@@ -1,4 +1,4 @@
-"""Formats privacy numbers as text. An upper bound is always rounded up, a chosen limit is never rounded."""
+"""Formats numbers as text. An upper bound is always rounded up, a chosen limit is never rounded."""
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal
@@ -38,3 +38,18 @@ def limit(value: float) -> str:
         ('3', '0.784985', '3.0000004')
     """
     return repr(float(value)).removesuffix(".0")
+
+
+def duration(seconds: float) -> str:
+    """Formats a duration with two or three digits.
+
+    Example:
+        >>> duration(41.7), duration(80), duration(720), duration(5 * 3600)
+        ('42 seconds', '1 minute', '12 minutes', '5.0 hours')
+    """
+    if seconds < 59.5:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        minutes = round(seconds / 60)
+        return f"{minutes} minute{'s' * (minutes > 1)}"
+    return f"{seconds / 3600:,.1f} hours"

@@ -76,7 +76,30 @@ class Noise(Protocol):
         """Restores the position."""
 
 
-class GaussianNoise:
+class CountedDraws:
+    """The position of a noise in its stream: the number of draws. The seed is neither saved nor restored."""
+
+    draws = 0
+
+    def next_draw(self) -> int:
+        """Takes the number of the next draw."""
+        draw, self.draws = self.draws, self.draws + 1
+        return draw
+
+    def skip(self) -> None:
+        """See `Noise.skip`."""
+        self.draws += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Noise.state_dict`."""
+        return {"draws": self.draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Noise.load_state_dict`."""
+        self.draws = int(state["draws"])
+
+
+class GaussianNoise(CountedDraws):
     """Draws normal values, reproducibly and in parallel.
 
     The values of a draw depend on the seed, on how many draws came before it and on the place in the
@@ -106,7 +129,6 @@ class GaussianNoise:
 
     def __init__(self, seed: Seed | int | None = None) -> None:
         self.seed = seed if isinstance(seed, Seed) else Seed(seed)
-        self.draws = 0
         self._digest: KeyedDigest | None = None
 
     def __copy__(self) -> Any:
@@ -163,7 +185,7 @@ class GaussianNoise:
             dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
             flat += self.add_normal_(torch.zeros(flat.shape, dtype=dtype), std, key).to(flat.device)
             return out
-        draw, self.draws = self.draws, self.draws + 1
+        draw = self.next_draw()
         words = self.seed.words("noise", draw, *key, count=8).astype(np.uint32)
         values = flat.detach().numpy()
         add = _add if out.dtype == torch.float32 else _add64
@@ -178,18 +200,6 @@ class GaussianNoise:
 
         share_blocks(-(-len(values) // _BLOCK), work)
         return out
-
-    def skip(self) -> None:
-        """See `Noise.skip`."""
-        self.draws += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Noise.state_dict`."""
-        return {"draws": self.draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Noise.load_state_dict`."""
-        self.draws = int(state["draws"])
 
 
 class _Scales:

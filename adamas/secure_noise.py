@@ -44,7 +44,7 @@ from adamas._numerics.threads import share_blocks
 from adamas._streams import Seed
 from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry, Value
-from adamas.noise import GaussianNoise, refuse_copy
+from adamas.noise import CountedDraws, GaussianNoise, refuse_copy
 
 Array: TypeAlias = np.ndarray
 
@@ -62,7 +62,7 @@ _MARGIN = 2.0**-20
 _LEAST, _MOST = 2.0**-20, 1 - 2.0**-20
 
 
-class SecureNoise:
+class SecureNoise(CountedDraws):
     """Adds normal values exactly, on a grid, from a secret of the operating system.
 
     It takes no seed and saves none: `state_dict` holds a counter, and a resumed run has a new secret. The
@@ -92,7 +92,6 @@ class SecureNoise:
         self.seed = Seed(secure=True) if seed is None else seed
         if not self.seed.secure:
             raise ValueError("Expected a secure seed for secure noise: leave seed= out.")
-        self.draws = 0
         _check_functions()
 
     def __copy__(self) -> Any:
@@ -120,7 +119,7 @@ class SecureNoise:
         if not geometry.center and all(not isinstance(s, Tensor) and s == scales[0] for s in scales):
             self.round_(flat, std, scales[0])
             return
-        draw = self._next_draw()
+        draw = self.next_draw()
         for number, (p, part) in enumerate(parts.items()):
             self._round(part, std, geometry.scale[p], geometry.center_of(p), share, (draw, number))
 
@@ -143,11 +142,7 @@ class SecureNoise:
             center: The center :math:`c`, public; None for 0.
             share: The factor :math:`a`, private.
         """
-        return self._round(sums, std, scale, center, share, (self._next_draw(),))
-
-    def _next_draw(self) -> int:
-        draw, self.draws = self.draws, self.draws + 1
-        return draw
+        return self._round(sums, std, scale, center, share, (self.next_draw(),))
 
     def _round(
         self,
@@ -177,18 +172,6 @@ class SecureNoise:
     def normal_(self, out: Tensor, std: float = 1.0) -> Tensor:
         """Fills a contiguous tensor with normal values on the grid."""
         return self.round_(out.zero_(), std)
-
-    def skip(self) -> None:
-        """See `Noise.skip`."""
-        self.draws += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Noise.state_dict`."""
-        return {"draws": self.draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the draw counter; the seed is never restored."""
-        self.draws = int(state["draws"])
 
     def _release(
         self,

@@ -1,4 +1,4 @@
-"""The documents agree with the code: their code runs, and the files, tests and versions they name exist."""
+"""The documents agree with the code: examples run, and the files, tests and versions they name exist."""
 
 import ast
 import re
@@ -15,6 +15,7 @@ from adamas.federated.training import train_in_process
 from adamas.rules.base import Rule
 
 ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
 PAGES = sorted(
     str(file.relative_to(ROOT))
     for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "experiments" / "README.md"]
@@ -26,19 +27,17 @@ def python_blocks(name):
 
 
 def functions_of(file):
-    """Names of the functions in a file of tests/, in whatever folder it is."""
-    found = list((ROOT / "tests").rglob(file))
-    assert len(found) == 1, f"{file} is in tests/ {len(found)} times"
-    tree = ast.parse(found[0].read_text())
+    tree = ast.parse(file.read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("page", ["docs/pitfalls.md", "docs/reliability.md"])
 def test_the_tests_that_a_page_names_exist(page):
-    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / page).read_text())
+    named = re.findall(r"`((?:\w+/)*test_\w+\.py)(?:::(test_\w+))?`", (ROOT / page).read_text())
     assert len(named) > 15
     for file, test in named:
-        assert not test or test in functions_of(file), f"{page} names {file}::{test}"
+        found = [path for path in TESTS.rglob(file) if not test or test in functions_of(path)]
+        assert len(found) == 1, f"{page} names {file}::{test}, which is in tests/ {len(found)} times"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -56,19 +55,19 @@ def test_the_paths_that_a_page_names_exist(page):
         assert (ROOT / path).exists(), f"{page} names {path}"
 
 
-def test_the_tree_of_the_design_page_has_every_module_and_package():
+def test_the_tree_on_the_design_page_lists_every_module_and_package():
     page = (ROOT / "docs/design.md").read_text()
     tree = page[page.index("## The tree") : page.index("### The walk of one step")]
     for item in sorted((ROOT / "adamas").iterdir()):
         if item.name != "__init__.py" and (item.suffix == ".py" or (item / "__init__.py").exists()):
-            assert re.search(rf"\b{item.stem}\b", tree), f"docs/design.md does not have {item.name}"
+            assert re.search(rf"\b{item.stem}\b", tree), f"docs/design.md does not list {item.name}"
 
 
-def test_the_readme_is_short():
+def test_the_readme_has_at_most_150_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-VERSIONS = {  # name in docs/formats.md -> package, and how its code states the version
+VERSIONS = {  # name in docs/formats.md -> package, and the pattern of its version in the code
     "checkpoint": ("run", r'^_KIND, _VERSION = "checkpoint", (\d+)'),
     "run state": ("run", r"^(?:_STATE)?_VERSION = (\d+)"),
     "journal": ("accounting", r'^_MAGIC = b"adamas journal (\d+)"'),
@@ -78,7 +77,7 @@ VERSIONS = {  # name in docs/formats.md -> package, and how its code states the 
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_the_page_of_formats_has_the_versions_of_the_code(name):
+def test_the_formats_page_states_the_versions_of_the_code(name):
     package, statement = VERSIONS[name]
     code = "\n".join(file.read_text() for file in sorted((ROOT / "adamas" / package).rglob("*.py")))
     (version,) = re.findall(statement, code, flags=re.MULTILINE)
@@ -86,7 +85,7 @@ def test_the_page_of_formats_has_the_versions_of_the_code(name):
     assert re.search(row, (ROOT / "docs/formats.md").read_text(), flags=re.MULTILINE)
 
 
-def test_the_readme_trains_within_its_budget_and_in_the_open():
+def test_both_loops_of_the_readme_train_and_the_first_keeps_its_budget():
     closed, opened = python_blocks("README.md")
     torch.manual_seed(0)
     names = {}
@@ -115,14 +114,14 @@ def test_the_readme_has_three_calculations():
 
 
 @pytest.mark.parametrize(("command", "answer"), CALCULATIONS)
-def test_a_calculation_of_the_readme_has_the_answer_beside_it(command, answer, capsys):
+def test_a_calculation_in_the_readme_gives_the_stated_answer(command, answer, capsys):
     with pytest.raises(SystemExit) as stop:
         main(command.split())
     assert stop.value.code == 0
     assert answer in capsys.readouterr().out.split()
 
 
-def test_the_skeleton_rule_is_a_rule():
+def test_the_example_rule_in_contributing_works():
     (skeleton,) = python_blocks("CONTRIBUTING.md")
     names = {}
     exec(skeleton, names)
@@ -134,7 +133,7 @@ def test_the_skeleton_rule_is_a_rule():
     assert p.tolist() == [-0.5, 0.5]
 
 
-def test_the_module_of_the_federated_page_is_a_task(tmp_path, monkeypatch):
+def test_the_module_on_the_federated_page_is_a_task(tmp_path, monkeypatch):
     (module,) = python_blocks("docs/federated.md")
     (tmp_path / "task_of_the_page.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)

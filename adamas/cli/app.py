@@ -14,9 +14,7 @@ from rich.table import Table
 
 import adamas
 from adamas._words import rounded_up
-from adamas.accounting.ledger import ACCOUNTANTS
 from adamas.data import DATASETS
-from adamas.engines import ENGINES
 from adamas.models import MODELS
 
 app = typer.Typer(
@@ -31,15 +29,7 @@ DataName = Annotated[
     str, typer.Option(help=f"One of: {', '.join(DATASETS)}; NAME/validation holds training examples out.")
 ]
 ModelName = Annotated[str, typer.Option(help=f"One of: {', '.join(MODELS)}.")]
-EngineName = Annotated[str, typer.Option(help=f"auto, or one of: {', '.join(ENGINES)}.")]
-Epsilon = Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier.")]
-NoiseMultiplier = Annotated[float | None, typer.Option(help="Or give --epsilon.")]
-ClipNorm = Annotated[float, typer.Option(help="Radius to which an example's gradient is clipped.")]
-MicroBatchSize = Annotated[int | None, typer.Option(help="Maximum examples processed at once.")]
-Seed = Annotated[int | None, typer.Option(help="Reproducible; whoever knows it can remove the noise.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Delta = Annotated[float, typer.Option(help="The delta of the guarantee.")]
-Accountant = Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.")]
 
 
 def _version(asked: bool) -> None:

@@ -10,27 +10,47 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from adamas._words import limit
-from adamas.cli.app import (
-    Accountant,
-    ClipNorm,
-    DataName,
-    Delta,
-    Json,
-    ModelName,
-    app,
-    print_json,
-    print_rows,
-    shown_bound,
-)
+from adamas.cli.app import DataName, Json, ModelName, app, print_json, print_rows, shown_bound
+from adamas.cli.options import takes_run_options
 from adamas.cli.training import RuleName, rule_options
+from adamas.run.options import TrainingOptions
 
 ledger = typer.Typer(help="The budget of a data set, and how much of it is spent.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 
 LedgerPath = Annotated[Path, typer.Argument(help="The ledger, such as data.ledger.")]
 
+_ONE_BUDGET = "a sweep calibrates the noise of all runs to one epsilon"
+_POISSON = "the accounting of a choice is for Poisson sampling"
+_SAME_RESULT = "it does not change the result of a candidate"
+_LATER = "for the training that follows with the chosen values, by `adamas train`"
+
+NOT_OF_A_SWEEP = {
+    "noise_multiplier": _ONE_BUDGET,
+    "max_epsilon": _ONE_BUDGET,
+    "sampling": _POISSON,
+    "max_batch_size": _POISSON,
+    "engine": _SAME_RESULT,
+    "micro_batch_size": _SAME_RESULT,
+    "noise": _LATER,
+    "ema": _LATER,
+    "allow_large_delta": "publishing a random record would count as private",
+    "raw": "a run with raw moments is not private",
+}
+"""Options of a training that `adamas sweep` leaves out, and why."""
+
 
 @app.command()
+@takes_run_options(
+    TrainingOptions,
+    without=NOT_OF_A_SWEEP,
+    texts={
+        "epochs": "Passes of each run; or give --steps.",
+        "seed": "Reproducible, with different noise in each run; whoever knows it can remove it.",
+    },
+    batch_size=256,
+    delta=1e-5,
+)
 def sweep(
     try_: Annotated[
         list[str], typer.Option("--try", help="NAME=V1,V2,...: values of an argument of the rule.")
@@ -39,20 +59,10 @@ def sweep(
     data: DataName = "digits/validation",
     model: ModelName = "mlp",
     rule: RuleName = "adam-bc",
-    delta: Delta = 1e-5,
-    epochs: Annotated[int | None, typer.Option(help="Passes of each run; or give --steps.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Or give --epochs.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
-    clip_norm: ClipNorm = 1.0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
     schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Reproducible, with different noise in each run; whoever knows it can remove it."),
-    ] = None,
-    accountant: Accountant = "pld",
     selection: Annotated[
         str, typer.Option(help="all: every run counts and may be shown; best: only the best may be shown.")
     ] = "all",
@@ -66,6 +76,7 @@ def sweep(
         Path | None, typer.Option(help="Folder for the runs and sweep.json; one sweep each.")
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Try hyperparameters within one budget, and account for the choice."""
     from adamas.experiment import sweep as sweeping
@@ -77,14 +88,8 @@ def sweep(
         rule=rule,
         rule_options=rule_options(rule, set_),
         epsilon=epsilon,
-        delta=delta,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
         schedule=schedule,
-        seed=seed,
-        accountant=accountant,
+        **options,
     )
     tried: dict[str, list[Any]] = {}
     for text in try_:
@@ -119,23 +124,23 @@ def sweep(
     console = Console(highlight=False)
     words = ", ".join(f"{name}={value}" for name, value in best["tried"].items())
     console.print(f"best            {words}  (held out {best['accuracy']:.2%})", soft_wrap=True)
-    console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {delta:g})")
+    console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {settings.delta:g})")
     console.print(f"accounting      {result['accounting']}", soft_wrap=True)
     console.print(f"files           {out}/{best['folder']}, sweep.json", soft_wrap=True)
 
 
 @ledger.command()
+@takes_run_options(only=["delta", "accountant"], delta=1e-5)
 def create(
     path: LedgerPath,
     epsilon: Annotated[float, typer.Option(help="Budget of all runs on the data set.")],
-    delta: Delta = 1e-5,
-    accountant: Accountant = "pld",
+    **options: Any,
 ) -> None:
     """Make the ledger of a data set, with a budget for all runs on it."""
     from adamas.accounting.data_ledger import DataLedger
 
-    DataLedger.create(path, epsilon=epsilon, delta=delta, accountant=accountant)
-    print(f"{path}: a budget of epsilon {limit(epsilon)} at delta {delta:g}, nothing spent.")
+    DataLedger.create(path, epsilon=epsilon, **options)
+    print(f"{path}: a budget of epsilon {limit(epsilon)} at delta {options['delta']:g}, nothing spent.")
 
 
 @ledger.command()

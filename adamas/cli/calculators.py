@@ -6,79 +6,83 @@ from typing import Annotated, Any
 import typer
 
 from adamas.accounting import calibrate
-from adamas.cli.app import Accountant, Delta, Json, app, print_json, shown_bound
+from adamas.cli.app import Json, app, print_json, shown_bound
+from adamas.cli.options import takes_run_options
 
 Rate = Annotated[float | None, typer.Option(help="Sampling rate; or give --batch-size and --dataset-size.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size.")]
 DatasetSize = Annotated[int | None, typer.Option(help="Number of examples.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")]
+Noise = Annotated[float, typer.Option(help="Noise relative to the sensitivity.")]
+Budget = Annotated[float, typer.Option(help="Budget.")]
+
+_guaranteed = takes_run_options(only=["delta", "accountant"], delta=1e-5)
 
 
 @app.command("epsilon")
+@_guaranteed
 def epsilon_command(
-    noise_multiplier: Annotated[float, typer.Option(help="Noise relative to the sensitivity.")],
+    noise_multiplier: Noise,
     sampling_rate: Rate = None,
     batch_size: BatchSize = None,
     dataset_size: DatasetSize = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")] = None,
-    delta: Delta = 1e-5,
-    accountant: Accountant = "pld",
+    steps: Steps = None,
+    epochs: Epochs = None,
     as_json: Json = False,
+    **guarantee: Any,
 ) -> None:
     """Compute epsilon from noise multiplier, sampling rate and steps."""
-    q = _rate(sampling_rate, batch_size, dataset_size)
-    count = _steps(steps, epochs, batch_size, dataset_size)
-    answer = calibrate.epsilon(
-        noise_multiplier=noise_multiplier, sampling_rate=q, steps=count, delta=delta, accountant=accountant
-    )
-    settings = {"noise_multiplier": noise_multiplier, "sampling_rate": q, "steps": count, "delta": delta}
-    _answer(as_json, accountant, settings, epsilon=answer)
+    given = {
+        "noise_multiplier": noise_multiplier,
+        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
+        "steps": _steps(steps, epochs, batch_size, dataset_size),
+        **guarantee,
+    }
+    _answer(as_json, given, epsilon=calibrate.epsilon(**given))
 
 
 @app.command("noise")
+@_guaranteed
 def noise_command(
-    epsilon: Annotated[float, typer.Option(help="Budget.")],
+    epsilon: Budget,
     sampling_rate: Rate = None,
     batch_size: BatchSize = None,
     dataset_size: DatasetSize = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")] = None,
-    delta: Delta = 1e-5,
-    accountant: Accountant = "pld",
+    steps: Steps = None,
+    epochs: Epochs = None,
     as_json: Json = False,
+    **guarantee: Any,
 ) -> None:
     """Compute the noise multiplier for epsilon, sampling rate and steps."""
-    q = _rate(sampling_rate, batch_size, dataset_size)
-    count = _steps(steps, epochs, batch_size, dataset_size)
-    answer = calibrate.noise_multiplier(
-        epsilon=epsilon, delta=delta, sampling_rate=q, steps=count, accountant=accountant
-    )
-    settings = {"epsilon": epsilon, "sampling_rate": q, "steps": count, "delta": delta}
-    _answer(as_json, accountant, settings, noise_multiplier=answer)
+    given = {
+        "epsilon": epsilon,
+        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
+        "steps": _steps(steps, epochs, batch_size, dataset_size),
+        **guarantee,
+    }
+    _answer(as_json, given, noise_multiplier=calibrate.noise_multiplier(**given))
 
 
 @app.command("steps")
+@_guaranteed
 def steps_command(
-    epsilon: Annotated[float, typer.Option(help="Budget.")],
-    noise_multiplier: Annotated[float, typer.Option(help="Noise relative to the sensitivity.")],
+    epsilon: Budget,
+    noise_multiplier: Noise,
     sampling_rate: Rate = None,
     batch_size: BatchSize = None,
     dataset_size: DatasetSize = None,
-    delta: Delta = 1e-5,
-    accountant: Accountant = "pld",
     as_json: Json = False,
+    **guarantee: Any,
 ) -> None:
     """Compute the number of steps that epsilon pays for, from noise multiplier and sampling rate."""
-    q = _rate(sampling_rate, batch_size, dataset_size)
-    answer = calibrate.steps(
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        sampling_rate=q,
-        accountant=accountant,
-    )
-    settings = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sampling_rate": q, "delta": delta}
-    _answer(as_json, accountant, settings, steps=answer)
+    given = {
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
+        **guarantee,
+    }
+    _answer(as_json, given, steps=calibrate.steps(**given))
 
 
 def _rate(rate: float | None, batch_size: int | None, dataset_size: int | None) -> float:
@@ -104,9 +108,9 @@ def _steps(steps: int | None, epochs: int | None, batch_size: int | None, datase
     return epochs * math.ceil(dataset_size / batch_size)
 
 
-def _answer(as_json: bool, accountant: str, settings: dict[str, Any], **answer: float) -> None:
+def _answer(as_json: bool, given: dict[str, Any], **answer: float) -> None:
     if as_json:
-        print_json(answer | settings | {"accountant": accountant})
+        print_json(answer | given)
         return
     for name, value in answer.items():
         # A noise multiplier has four decimals already; the others are bounds or whole.

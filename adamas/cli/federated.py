@@ -15,25 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Display
 
 from adamas import _validate
-from adamas.cli.app import (
-    Accountant,
-    Delta,
-    EngineName,
-    Epsilon,
-    Json,
-    MicroBatchSize,
-    NoiseMultiplier,
-    Seed,
-    app,
-    assignments,
-    print_json,
-    print_rows,
-    shown_bound,
-)
+from adamas.cli.app import Json, app, assignments, print_json, print_rows, shown_bound
+from adamas.cli.options import takes_run_options
 from adamas.data import DATASETS
 from adamas.federated import ALGORITHMS
 from adamas.federated.accounting import UNITS
 from adamas.models import MODELS
+from adamas.run.options import SharedOptions
 
 federated = typer.Typer(
     name="federated", help="Training over many clients, whose data never leaves them.", no_args_is_help=True
@@ -50,6 +38,15 @@ TaskModule = Annotated[
 
 
 @federated.command()
+@takes_run_options(
+    SharedOptions,
+    texts={
+        "batch_size": "Expected batch size of a local step.",
+        "clip_norm": "Radius to which an example's gradient is clipped, or a client's update.",
+    },
+    batch_size=16,
+    delta=1e-5,
+)
 def run(
     clients: Annotated[int, typer.Option(help="Number of clients.")],
     rounds: Annotated[int, typer.Option(help="Number of rounds.")],
@@ -58,7 +55,6 @@ def run(
     data: Data = "",
     model: Model = "",
     task: TaskModule = "",
-    batch_size: Annotated[int, typer.Option(help="Expected batch size of a local step.")] = 16,
     participation: Annotated[float, typer.Option(help="Share of the clients in a round.")] = 1.0,
     dirichlet: Annotated[
         float, typer.Option(help="Similarity of the clients' labels: 0.1 few classes each, 100 all.")
@@ -72,13 +68,6 @@ def run(
     unit: Annotated[
         str, typer.Option(help=f"Whose influence is protected, one of: {', '.join(UNITS)}.")
     ] = "record",
-    epsilon: Epsilon = None,
-    noise_multiplier: NoiseMultiplier = None,
-    delta: Delta = 1e-5,
-    clip_norm: Annotated[
-        float, typer.Option(help="Radius to which an example's gradient is clipped, or a client's update.")
-    ] = 1.0,
-    accountant: Accountant = "pld",
     count_on_participation: Annotated[
         bool,
         typer.Option(
@@ -90,9 +79,6 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the algorithm.")
     ] = None,
-    engine: EngineName = "auto",
-    micro_batch_size: MicroBatchSize = None,
-    seed: Seed = None,
     backend: Annotated[
         str, typer.Option(help="flower: its simulation; process: one client after the other.")
     ] = "flower",
@@ -101,6 +87,7 @@ def run(
         Path | None, typer.Option(help="Folder of the results; one with a begun training is continued.")
     ] = None,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Train a model over many clients on this machine, with an epsilon for each of them."""
     from adamas.federated.settings import FederatedSettings
@@ -122,17 +109,9 @@ def run(
         participation=participation,
         rounds=rounds,
         local_steps=local_steps,
-        batch_size=batch_size,
         unit=unit,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
-        delta=delta,
-        accountant=accountant,
         count_on_participation=count_on_participation,
-        engine=engine,
-        micro_batch_size=micro_batch_size,
-        seed=seed,
+        **options,
     )
     _make_importable(task)
     if out is None:
@@ -145,7 +124,8 @@ def run(
     console = Console(highlight=False)
     style = "" if result["private"] else "[bold red]"
     console.print(f"{style}{result['privacy']}", soft_wrap=True)
-    console.print(f"epsilon         {shown_bound(result['epsilon'])}  (delta {delta:g}, {accountant})")
+    paid = f"(delta {settings.delta:g}, {settings.accountant})"
+    console.print(f"epsilon         {shown_bound(result['epsilon'])}  {paid}")
     if result["test_accuracy"] is not None:
         console.print(f"test accuracy   {result['test_accuracy']:.2%}")
     console.print(f"files           {out}", soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Display
 
+from adamas._words import duration
 from adamas.cli.app import app, print_rows
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _reproducing() -> Iterator[Callable[["Progress"], None]]:
         task = display.add_task("", total=None, words="")
 
         def show(progress: "Progress") -> None:
-            words = "" if progress.left is None else f"about {_duration(progress.left)} left"
+            words = "" if progress.left is None else f"about {duration(progress.left)} left"
             display.update(task, total=progress.total, completed=progress.done, words=words)
             if (line := progress.last) is not None:
                 name = f"{line['row']}, {line['column']}, seed {line['seed']}"
@@ -103,13 +104,3 @@ def _reproducing() -> Iterator[Callable[["Progress"], None]]:
                 console.print(f"{progress.done}/{progress.total}  {name}: {result}; {words}")
 
         yield show
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from adamas import _validate
-from adamas.cli.app import DataName, EngineName, Json, ModelName, app, assignments, print_json, shown_bound
+from adamas.cli.app import DataName, Json, ModelName, app, assignments, print_json, shown_bound
 from adamas.cli.options import split_options, takes_run_options
 from adamas.data import VALIDATION
 from adamas.rules import RULES
@@ -89,16 +89,18 @@ def train(
 
 
 @app.command()
+@takes_run_options(
+    only=["batch_size", "engine"], texts={"batch_size": "Examples in a batch."}, batch_size=256
+)
 def explain(
     data: DataName = "digits",
     model: ModelName = "mlp",
     rule: RuleName = "adam-bc",
-    batch_size: Annotated[int, typer.Option(help="Examples in a batch.")] = 256,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: an argument of the rule.")
     ] = None,
-    engine: EngineName = "auto",
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Show which function uses each parameter, how its norms are taken, its share of time and memory."""
     from adamas.experiment.training import Settings, private_run, task
@@ -108,11 +110,10 @@ def explain(
         model=model,
         rule=rule,
         rule_options=rule_options(rule, set_),
-        batch_size=batch_size,
         noise_multiplier=1.0,
         delta=1e-5,
         steps=1,
-        engine=engine,
+        **options,
     )
     _, trained, examples = task(settings)
     explanation = private_run(settings, trained, examples).explain()

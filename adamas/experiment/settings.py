@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -77,10 +77,7 @@ class Settings(TrainingOptions, _Task):
             (MODELS[self.model], "model_options"),
             (RULES[self.rule], "rule_options"),
         ):
-            known = [p for p in inspect.signature(factory).parameters if p not in _POSITIONAL]
-            for option in getattr(self, name):
-                if option not in known:
-                    raise ValueError(f"Expected {name} among {known}, got {option!r}.")
+            check_option_names(name, getattr(self, name), factory)
         _validate.one_of(SCHEDULES, schedule=self.schedule)
         _validate.one_of(NOISES, noise=self.noise)
         Seed(self.seed, secure=self.noise == SecureNoise.name)
@@ -89,6 +86,20 @@ class Settings(TrainingOptions, _Task):
         """Returns the options of the run, for `make_private`."""
         options = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
         return options | {"scheduler": _scheduler(SCHEDULES[self.schedule])}
+
+
+def check_option_names(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
+    """Raises for an option that a data set, model or rule does not have.
+
+    Args:
+        name: The setting, for the message.
+        options: The options by name.
+        factory: Takes them as arguments.
+    """
+    known = [option for option in inspect.signature(factory).parameters if option not in _POSITIONAL]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"Expected {name} among {known}, got {option!r}.")
 
 
 def _scheduler(shape: Callable[[float], float] | None) -> SchedulerFactory | None:

@@ -3,25 +3,19 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch import nn
 
 from adamas import _validate
 from adamas._storage.archive import write_tensors
 from adamas._storage.files import own_folder, replace_text
 from adamas._storage.results import Write, json_writer, text_writer, write_results
-from adamas._streams import Seed
 from adamas._version import __version__
-from adamas.data import VALIDATION, Data, load, minilm_files
-from adamas.experiment.activations import on_activations
+from adamas.data import Data
 from adamas.experiment.settings import (
     CHECKPOINT,
     DIAGNOSTICS,
@@ -33,8 +27,7 @@ from adamas.experiment.settings import (
     SETTINGS,
     Settings,
 )
-from adamas.loading import Rows
-from adamas.models import MODELS
+from adamas.experiment.task import PUBLISHED_WEIGHTS, accuracy, cross_entropy, initial_model, task
 from adamas.rules import RULES
 from adamas.run.checkpoint import Checkpoints
 from adamas.run.loop import PrivateRun
@@ -59,9 +52,6 @@ __all__ = [
     "task",
     "train_and_save",
 ]
-
-PUBLISHED_WEIGHTS = {"minilm": minilm_files}
-"""Models that start from published weights, with the function that fetches these."""
 
 _LINES = 50  # enough for a curve
 
@@ -284,36 +274,6 @@ def _result(run: PrivateRun, settings: Settings, data: Data) -> dict[str, Any]:
     return result
 
 
-def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Module, nn.Module, Data]:
-    """Loads the data and makes the model that the settings name.
-
-    Args:
-        settings: Which model and data.
-        load: Takes the name of a data set and its options, as `adamas.data.load`.
-
-    Returns:
-        The whole model before its first step, the part of it that trains, and the inputs of this part: the
-        data, or their activations if a frozen part comes first.
-    """
-    name = settings.data.removesuffix(VALIDATION)
-    data = load(name, **settings.data_options)
-    whole = initial_model(settings, data)
-    model, data = on_activations(whole, data)
-    return whole, model, data if name == settings.data else data.with_validation()
-
-
-def initial_model(settings: Settings, data: Data) -> nn.Module:
-    """Makes the model that the settings describe, before its first step."""
-    options = dict(settings.model_options)
-    if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
-        options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
-    with torch.random.fork_rng():
-        if settings.seed is not None:
-            # The initial weights, which are public.
-            torch.manual_seed(int(Seed(settings.seed).words("initial weights", count=1)[0]))
-        return MODELS[settings.model](data.input_shape, data.classes, **options)
-
-
 def private_run(settings: Settings, model: nn.Module, data: Data, **options: Any) -> PrivateRun:
     """Makes the run that the settings describe, of a model on the training examples of a data set.
 
@@ -325,27 +285,3 @@ def private_run(settings: Settings, model: nn.Module, data: Data, **options: Any
     """
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
     return make_private(model, rule, data.train, cross_entropy, **settings.run_options(), **options)
-
-
-def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """Computes one loss per example of a classifier."""
-    *inputs, labels = batch
-    return F.cross_entropy(model(*_in_full(inputs)), labels, reduction="none")
-
-
-def _in_full(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Converts activations, which are stored in half precision."""
-    return [x.float() if x.dtype == torch.half else x for x in inputs]
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, test: TensorDataset | Rows) -> float:
-    """Measures the share of right answers on test data, in evaluation mode."""
-    was_training = model.training
-    model.eval()
-    right = 0
-    for start in range(0, len(test), 1000):
-        *inputs, labels = test[start : start + 1000]
-        right += int((model(*_in_full(inputs)).argmax(1) == labels).sum())
-    model.train(was_training)
-    return right / len(test)

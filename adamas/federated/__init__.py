@@ -1,17 +1,24 @@
 """Federated training: clients release private gradients like a central run, and a server combines updates.
 
-algorithm           the interface of an algorithm: functions of state
-fedadamw            DP-FedAdamW: averaged second moments of blocks, noise subtracted, alignment
-fedavg              DP-FedAvg, and other baselines: fedavg_ls, scaffold, fedsam, local_adamw, fedopt, fafed,
-fedlada averaged_moments    the scaffold of algorithms that average moments coordinate by coordinate registry
-the algorithms by name blocks              the parameters that share a second moment arrays
-tensors by name, and their arithmetic client, local_runs  a client, and its private runs server
-the server: chooses clients, checks and combines answers, counts the cost preconditions       checks before
-the first round accounting          the epsilon of a record, or of a client checks              checks of
-data from a peer rounds              the loop of rounds, which simulation and deployment share simulation
-all clients in one process partition           divides the examples of a data set among clients settings,
-task      the settings as plain data; model, data and loss training            one training from settings to
-files flower/             transport by Flower: simulation and deployment
+- `algorithm`: the interface of an algorithm, functions of state.
+- `fedadamw`: DP-FedAdamW, with averaged second moments of blocks, noise subtracted, and alignment.
+- `fedavg`: DP-FedAvg. Other baselines: `fedavg_ls`, `scaffold`, `fedsam`, `local_adamw`, `fedopt`, `fafed`,
+  `fedlada`.
+- `averaged_moments`: the scaffold of algorithms that average moments coordinate by coordinate.
+- `registry`: the algorithms by name.
+- `blocks`: the parameters that share a second moment.
+- `arrays`: tensors by name, and their arithmetic.
+- `client`, `local_runs`: a client, and its private runs.
+- `server`: chooses clients, checks and combines answers, counts the cost.
+- `preconditions`: checks before the first round.
+- `accounting`: the epsilon of a record, or of a client.
+- `checks`: checks of data from a peer.
+- `rounds`: the loop of rounds, which simulation and deployment share.
+- `simulation`: all clients in one process.
+- `partition`: divides the examples of a data set among clients.
+- `settings`, `task`: the settings as plain data; model, data and loss.
+- `training`: one training from settings to files.
+- `flower/`: transport by Flower, in simulation and deployment.
 """
 
 from adamas.federated.accounting import Plan

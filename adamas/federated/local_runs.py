@@ -8,8 +8,7 @@ proves that examples are separate, and the run checks modules, parameters, the s
 padding.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -25,22 +24,22 @@ from adamas.run.options import RunOptions
 from adamas.run.probing import probed_before
 from adamas.run.validation import validated
 
-_OBJECTS = ("model", "dataset", "loss")
+_OWN = ("batch_size", "noise_multiplier", "clip_norm", "delta")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The outcome of the probes, and what they looked at.
+    """The outcome of the probes, without the model and the examples that they tried.
 
     Attributes:
         engine: The name of the engine that accepted the model.
-        objects: The model, data set and loss.
+        loss: The loss.
         facts: The structure of the model, the number of examples, and all options except the seed.
     """
 
     engine: str
-    objects: tuple[Any, ...]
-    facts: Hashable
+    loss: Loss
+    facts: tuple[Any, ...]
 
 
 @dataclass
@@ -56,9 +55,7 @@ class LocalRuns:
         clip_norm: Clipping norm of an example's gradient; infinite if the server clips.
         delta: The delta of the guarantee.
         seed: Seed of this round's sampling and noise; None draws a secret one.
-        engine: A name in `adamas.engines.ENGINES`, or "auto".
-        micro_batch_size: Maximum examples processed at once.
-        allow_large_delta: See `make_private`.
+        options: Other options of `make_private` by name, such as `engine`.
     """
 
     model: nn.Module
@@ -69,28 +66,39 @@ class LocalRuns:
     clip_norm: float
     delta: float
     seed: int | None = None
-    engine: str = "auto"
-    micro_batch_size: int | None = None
-    allow_large_delta: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
     _probe: Probe | None = field(default=None, init=False, repr=False, compare=False)
+    _probed: tuple[Any, ...] = field(default=(), init=False, repr=False, compare=False)
 
-    def make_run(self, rule: Rule, steps: int) -> PrivateRun:
-        """Makes a run of `steps` private steps. It probes unless the probe of an earlier run still holds."""
-        objects, facts = self._objects(), self._facts()
-        known = self._probe
-        if (
-            known is not None
-            and all(mine is other for mine, other in zip(known.objects, objects, strict=True))
-            and known.facts == facts
-        ):
-            return self._run_without_probes(rule, steps, known.engine)
-        run = self._run_with_probes(rule, steps)
-        self._probe = Probe(run.engine, objects, facts)
-        return run
+    @property
+    def probe(self) -> Probe | None:
+        """The outcome of the last probes; None if the next run probes in any case."""
+        return self._probe
+
+    def adopt_probe(self, probe: Probe) -> None:
+        """Takes over the probe of an earlier client that was made of the same settings and data.
+
+        The next run still probes if structure, loss, number of examples or options differ.
+        """
+        self._probe, self._probed = probe, (self.model, self.dataset)
 
     def forget_probe(self) -> None:
         """Makes the next run probe again."""
         self._probe = None
+
+    def make_run(self, rule: Rule, steps: int) -> PrivateRun:
+        """Makes a run of `steps` private steps. It probes unless the probe of an earlier run still holds."""
+        facts = self._facts()
+        if self._probe is not None and self._still_holds(self._probe, facts):
+            return self._run_without_probes(rule, steps, self._probe.engine)
+        run = self._run_with_probes(rule, steps)
+        self.adopt_probe(Probe(run.engine, self.loss, facts))
+        return run
+
+    def _still_holds(self, probe: Probe, facts: tuple[Any, ...]) -> bool:
+        model, dataset = self._probed
+        same = model is self.model and dataset is self.dataset and probe.loss is self.loss
+        return same and probe.facts == facts
 
     def _run_with_probes(self, rule: Rule, steps: int) -> PrivateRun:
         return make_private(self.model, rule, self.dataset, self.loss, **self._options(steps))
@@ -102,20 +110,19 @@ class LocalRuns:
         return made(arguments, probed_before(arguments, engine), calibrated(arguments))
 
     def _options(self, steps: int) -> dict[str, Any]:
-        """Returns the options of a run: every field of a client that is one, and what all clients share."""
-        own = {one.name for one in fields(LocalRuns)} & {one.name for one in fields(RunOptions)}
-        return {name: getattr(self, name) for name in own} | {"steps": steps, "progress": False}
+        """Returns the options of a run."""
+        return dict(**self._own(), **self.options, seed=self.seed, steps=steps, progress=False)
 
-    def _objects(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in _OBJECTS)
+    def _own(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name) for name in ("batch_size", "noise_multiplier", "clip_norm", "delta")
+        }
 
-    def _facts(self) -> Hashable:
-        names = [one.name for one in fields(LocalRuns) if one.name not in (*_OBJECTS, "seed", "_probe")]
-        options = tuple(getattr(self, name) for name in names)
-        return _structure(self.model), dataset_length(self.dataset), options
+    def _facts(self) -> tuple[Any, ...]:
+        return _structure(self.model), dataset_length(self.dataset), self._own(), dict(self.options)
 
 
-def _structure(model: nn.Module) -> Hashable:
+def _structure(model: nn.Module) -> tuple[Any, ...]:
     """Returns the modules with their modes, and the tensors without their values."""
     modules = tuple((name, type(module), module.training) for name, module in model.named_modules())
     tensors = [*model.named_parameters(), *model.named_buffers()]

@@ -1,30 +1,30 @@
 """Settings of a federated training: plain data that a command line, a file or a message can carry."""
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from adamas import _validate
 from adamas._streams import Seed
-from adamas.accounting.ledger import ACCOUNTANTS
 from adamas.data import DATASETS, VALIDATION
-from adamas.engines import ENGINES
+from adamas.experiment.settings import check_option_names
 from adamas.federated.accounting import UNITS, Plan
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.blocks import Blocks
 from adamas.federated.checks import read_json
 from adamas.federated.registry import ALGORITHMS
 from adamas.models import MODELS
+from adamas.run.options import SharedOptions
 
 _KINDS: dict[type, type] = {str: str, bool: bool, dict[str, Any]: dict}  # annotation -> type to check
-_GIVEN = ("input_shape", "classes")  # arguments of a model that follow from the data
 
 
 @dataclass(frozen=True, kw_only=True)
-class FederatedSettings:
+class FederatedSettings(SharedOptions):
     """A federated training.
+
+    The options that it shares with a run, such as `epsilon`, are those of `make_private`, and are inherited.
 
     Attributes:
         algorithm: A name in `ALGORITHMS`.
@@ -45,17 +45,10 @@ class FederatedSettings:
         local_steps: Steps of a client in a round.
         batch_size: Expected number of examples of a local step.
         unit: "record" or "client": whose influence is hidden.
-        epsilon: The budget, from which the noise is calibrated; or give `noise_multiplier`.
-        noise_multiplier: Noise multiplier of each release; or give `epsilon`.
         clip_norm: Clipping norm of an example's gradient; for the unit "client", of a whole update.
-        delta: The delta of the guarantee.
-        accountant: "pld" or "rdp".
         count_on_participation: Whether the random choice of clients counts for the privacy of records (the
             nested bound). Then nobody may know or choose who takes part: no file says it, and there is no
             `seed`.
-        engine: A name in `adamas.engines.ENGINES`, or "auto".
-        micro_batch_size: Maximum examples that a client processes at once.
-        seed: Makes the training reproducible, and its noise known to whoever knows the number.
 
     Example:
         >>> settings = FederatedSettings(data="digits", model="mlp", clients=4, rounds=2, local_steps=3,
@@ -78,17 +71,8 @@ class FederatedSettings:
     participation: float = 1.0
     rounds: int
     local_steps: int
-    batch_size: int
     unit: str = "record"
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    clip_norm: float = 1.0
-    delta: float
-    accountant: str = "pld"
     count_on_participation: bool = False
-    engine: str = "auto"
-    micro_batch_size: int | None = None
-    seed: int | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -99,22 +83,11 @@ class FederatedSettings:
                 )
         _validate.one_of(ALGORITHMS, algorithm=self.algorithm)
         _validate.one_of(UNITS, unit=self.unit)
-        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
-        _validate.count(
-            clients=self.clients,
-            rounds=self.rounds,
-            local_steps=self.local_steps,
-            batch_size=self.batch_size,
-        )
+        self.check_shared()
+        _validate.count(clients=self.clients, rounds=self.rounds, local_steps=self.local_steps)
         _validate.rate(participation=self.participation)
         _validate.positive(clip_norm=self.clip_norm, dirichlet=self.dirichlet)
         _validate.probability(delta=self.delta)
-        if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("Expected exactly one of epsilon and noise_multiplier.")
-        if self.epsilon is not None:
-            _validate.positive(epsilon=self.epsilon)
-        if self.noise_multiplier is not None:
-            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
         if bool(self.task) == bool(self.data or self.model) or bool(self.data) != bool(self.model):
             raise ValueError("Expected either task, a Python module, or both data and model.")
         if self.count_on_participation and self.unit == "client":
@@ -125,9 +98,6 @@ class FederatedSettings:
             raise ValueError(
                 "Expected seed=None with count_on_participation: whoever knows the seed knows who takes part."
             )
-        _validate.one_of(["auto", *ENGINES], engine=self.engine)
-        if self.micro_batch_size is not None:
-            _validate.count(micro_batch_size=self.micro_batch_size)
         if self.least_examples is not None:
             _validate.count(least_examples=self.least_examples)
         Seed(self.seed)  # checks it
@@ -140,8 +110,8 @@ class FederatedSettings:
             data = self.data.removesuffix(VALIDATION)
             _validate.one_of(DATASETS, data=data)
             _validate.one_of(MODELS, model=self.model)
-            _check_options("data_options", self.data_options, DATASETS[data])
-            _check_options("model_options", self.model_options, MODELS[self.model])
+            check_option_names("data_options", self.data_options, DATASETS[data])
+            check_option_names("model_options", self.model_options, MODELS[self.model])
 
     @property
     def public_seed(self) -> int:
@@ -228,10 +198,3 @@ class FederatedSettings:
             else:
                 values[name] = value
         return cls(**values)
-
-
-def _check_options(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
-    known = [option for option in inspect.signature(factory).parameters if option not in _GIVEN]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"Expected {name} among {known}, got {option!r}.")

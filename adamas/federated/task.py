@@ -11,15 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from adamas._streams import Seed
 from adamas.data import VALIDATION, Data, load
 from adamas.engines import Loss
 from adamas.experiment.activations import on_activations
-from adamas.experiment.training import PUBLISHED_WEIGHTS, cross_entropy
+from adamas.experiment.task import cross_entropy, seeded_model
 from adamas.federated.blocks import Blocks
 from adamas.federated.partition import dirichlet_partition
 from adamas.federated.settings import FederatedSettings
-from adamas.models import MODELS
 
 _NEEDED = ("make_model", "client_data", "loss")
 
@@ -84,8 +82,15 @@ class DataTask:
     def __init__(self, settings: FederatedSettings, load: Callable[..., Data] = load) -> None:
         name = settings.data.removesuffix(VALIDATION)
         data = load(name, **settings.data_options)
-        self._model, data = on_activations(_initial_model(settings, data), data)
+        # With a seed, the model of a central training with the same seed.
+        model = seeded_model(settings.model, settings.model_options, data, settings.public_seed)
+        self._model, data = on_activations(model, data)
         self._data = data if name == settings.data else data.with_validation()
+        if not isinstance(self._data.train, TensorDataset):
+            raise ValueError(
+                "Expected data_options without max_degree: terms of a graph cannot be spread over clients, "
+                "because a node is in terms of several."
+            )
         self._parts = dirichlet_partition(
             self._labels(),
             clients=settings.clients,
@@ -112,6 +117,7 @@ class DataTask:
 
     def test_data(self) -> TensorDataset:
         """See `Task.test_data`."""
+        assert isinstance(self._data.test, TensorDataset)
         return self._data.test
 
     def make_blocks(self, model: nn.Module) -> None:
@@ -123,6 +129,7 @@ class DataTask:
         return [np.bincount(labels[part], minlength=self._data.classes).tolist() for part in self._parts]
 
     def _labels(self) -> np.ndarray:
+        assert isinstance(self._data.train, TensorDataset)
         return self._data.train.tensors[-1].numpy()
 
 
@@ -164,13 +171,3 @@ class ModuleTask:
 
     def label_counts(self) -> None:
         """See `Task.label_counts`."""
-
-
-def _initial_model(settings: FederatedSettings, data: Data) -> nn.Module:
-    """Makes the model before its first step: with a seed, that of a central training with the same seed."""
-    options = dict(settings.model_options)
-    if settings.model in PUBLISHED_WEIGHTS and "weights" not in options:
-        options["weights"] = PUBLISHED_WEIGHTS[settings.model]()
-    with torch.random.fork_rng():
-        torch.manual_seed(int(Seed(settings.public_seed).words("initial weights", count=1)[0]))
-        return MODELS[settings.model](data.input_shape, data.classes, **options)

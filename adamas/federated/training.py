@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from adamas._storage.archive import read_archive, write_archive, write_tensors
 from adamas._storage.files import own_folder, replace_file, replace_text
 from adamas._version import __version__
 from adamas._words import rounded_up
-from adamas.experiment.training import accuracy
+from adamas.experiment.task import accuracy
 from adamas.federated.client import Client
 from adamas.federated.rounds import Transport, run_rounds
 from adamas.federated.server import NoAnswerError, RoundReport, Server
@@ -24,12 +24,17 @@ from adamas.federated.settings import FederatedSettings
 from adamas.federated.simulation import InProcess
 from adamas.federated.task import Task
 from adamas.run.loop import SEED_WARNING
+from adamas.run.options import SharedOptions
 
 STATE = "state.safetensors"
 _KIND, _VERSION = "federated training", 1  # of that file
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 MODEL = "model.safetensors"
+
+# Options that a client hands to its runs. The others are its own: the server has turned epsilon into noise,
+# each round has a seed, and noise and clipping are the server's for the unit "client".
+_PASSED_ON = {one.name for one in fields(SharedOptions)} - {"epsilon"} - {one.name for one in fields(Client)}
 
 Line = dict[str, Any]
 """The record of a round, or of a training."""
@@ -171,9 +176,10 @@ def make_client(settings: FederatedSettings, task: Task, number: int, noise_mult
         noise_multiplier=noise_multiplier if by_record else 0.0,
         clip_norm=settings.clip_norm if by_record else math.inf,
         delta=settings.delta,
-        engine=settings.engine,
-        micro_batch_size=settings.micro_batch_size,
-        allow_large_delta=not by_record,  # the delta is then about clients, not about records
+        options={
+            **{name: getattr(settings, name) for name in _PASSED_ON},
+            "allow_large_delta": not by_record,  # the delta is then about clients, not about records
+        },
     )
 
 

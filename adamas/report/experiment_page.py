@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from adamas._words import duration
 from adamas.report import experiment_plots as plots
 from adamas.report import moments
 from adamas.report.federated import partition_card
@@ -27,7 +28,7 @@ from adamas.report.page import (
 )
 from adamas.report.plots import marker_legend
 from adamas.report.privacy_words import privacy_statement, privacy_table
-from adamas.reproduce.render import duration, moment_statistics
+from adamas.reproduce.render import moment_statistics
 
 _NEAR = 1.0  # points
 

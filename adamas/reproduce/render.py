@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adamas._words import rounded_up
+from adamas._words import duration, rounded_up
 from adamas.data import VALIDATION
 from adamas.reproduce.results import Line, Results
 from adamas.reproduce.table import Cell, Table
@@ -63,11 +63,6 @@ def accuracy_name(table: Table) -> str:
     """Says what the accuracies of a table are measured on: test or held-out examples."""
     names = {table.cell_settings(cell, 0).data for cell in table.cells()}
     return "validation accuracy" if all(name.endswith(VALIDATION) for name in names) else "test accuracy"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration in words."""
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:,.1f} hours"
 
 
 def markdown(results: Results) -> str:

@@ -54,6 +54,24 @@ class Rule(torch.optim.Optimizer, ABC):
     shapes the clipping of the next step overrides `geometry`.
 
     Privacy: a rule sees only releases, so everything it does is post-processing.
+
+    Example:
+        >>> import torch
+        >>> from adamas import PrivateGradient, rules
+        >>> class Sign(rules.Rule):
+        ...     def __init__(self, params, lr=1e-3):
+        ...         super().__init__(params, {"lr": lr})
+        ...     @staticmethod
+        ...     def _check(options):
+        ...         assert options["lr"] >= 0
+        ...     def _update(self, p, gradient, noise_variance, group, state):
+        ...         p.add_(gradient.sign(), alpha=-group["lr"])
+        >>> p = torch.nn.Parameter(torch.zeros(2))
+        >>> rule = Sign([p], lr=0.5)
+        >>> PrivateGradient({p: torch.tensor([3.0, -2.0])}, {p: 1.0}).write_to(rule)
+        >>> rule.step()
+        >>> p.tolist()
+        [-0.5, 0.5]
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:

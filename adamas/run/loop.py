@@ -59,6 +59,20 @@ class PrivateRun(RunParts):
     Attributes, besides those of `RunParts`:
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
         ranks: The processes of a data-parallel run; None for a run in one process.
+
+    Example:
+        >>> import torch, adamas
+        >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2))
+        >>> model = torch.nn.Linear(2, 1)
+        >>> run = adamas.make_private(
+        ...     model, adamas.rules.SGD(model.parameters()), data,
+        ...     lambda model, batch: model(batch[0]).square().sum(1),
+        ...     batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-3)
+        >>> for step in run:
+        ...     if step.number == 2: break
+        >>> for step in run:  # continues
+        ...     print(f"step {step.number} of {step.total}, epsilon {run.epsilon():.2f}")
+        step 3 of 3, epsilon 1.84
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The options of a run: everything that is neither model, rule, data set nor loss.
 
-Each option is written once, here, and `make_private` explains it. `adamas.experiment.Settings` inherits the
-options that decide what is trained, and `adamas train` takes every option that has a text for its help.
+Each option is written once, here, and `make_private` explains it. `adamas.experiment.Settings` inherits
+`TrainingOptions`, and `adamas.federated.FederatedSettings` inherits `SharedOptions`. The commands take every
+option of the class they need that has a text for its help.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ HELP, COMMAND_TYPE = "help", "command type"
 
 
 def shown(text: str, command_type: Any = None) -> Mapping[str, Any]:
-    """Makes `adamas train` take an option.
+    """Makes the commands that train take an option.
 
     Args:
         text: Its help.
@@ -42,36 +43,55 @@ def shown(text: str, command_type: Any = None) -> Mapping[str, Any]:
     return {HELP: text} | ({} if command_type is None else {COMMAND_TYPE: command_type})
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Options that decide what a run computes, as plain values; `make_private` explains them."""
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Options that central and federated training share, as plain values; `make_private` explains them."""
 
     batch_size: int = field(metadata=shown("Expected batch size."))
     delta: float = field(metadata=shown("The delta of the guarantee."))
-    ema: float | AveragedModel | None = field(
-        default=None,
-        metadata=shown("EMA decay; the averaged weights are evaluated and saved.", float | None),
-    )
     epsilon: float | None = field(default=None, metadata=shown("Budget; or give --noise-multiplier."))
     noise_multiplier: float | None = field(default=None, metadata=shown("Or give --epsilon."))
+    clip_norm: float = field(default=1.0, metadata=shown("Radius to which an example's gradient is clipped."))
+    seed: int | None = field(
+        default=None, metadata=shown("Reproducible; whoever knows it can remove the noise.")
+    )
+    engine: str = field(default="auto", metadata=shown(f"auto, or one of: {', '.join(ENGINES)}."))
+    micro_batch_size: int | None = field(default=None, metadata=shown("Maximum examples processed at once."))
+    accountant: str = field(default="pld", metadata=shown(f"One of: {', '.join(ACCOUNTANTS)}."))
+
+    def check_shared(self) -> None:
+        """Raises if an option has a value that no training can have."""
+        _validate.count(batch_size=self.batch_size)
+        _exactly_one(epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
+        if self.epsilon is not None:
+            _validate.positive(epsilon=self.epsilon)
+        if self.noise_multiplier is not None:
+            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
+        _validate.one_of(["auto", *ENGINES], engine=self.engine)
+        if self.micro_batch_size is not None:
+            _validate.count(micro_batch_size=self.micro_batch_size)
+        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(SharedOptions):
+    """Options that decide what a run computes, as plain values; `make_private` explains them."""
+
     max_epsilon: float | None = field(
         default=None, metadata=shown("With --noise-multiplier: stop before more is spent.")
     )
     epochs: int | None = field(default=None, metadata=shown("Passes over the data; or give --steps."))
     steps: int | None = field(default=None, metadata=shown("Or give --epochs."))
-    clip_norm: float = field(default=1.0, metadata=shown("Radius to which an example's gradient is clipped."))
-    seed: int | None = field(
-        default=None, metadata=shown("Reproducible; whoever knows it can remove the noise.")
-    )
     noise: str = field(
         default="reproducible",
         metadata=shown("reproducible, or secure: safe from floating-point attacks, without a seed."),
     )
-    engine: str = field(default="auto", metadata=shown(f"auto, or one of: {', '.join(ENGINES)}."))
-    micro_batch_size: int | None = field(default=None, metadata=shown("Maximum examples processed at once."))
     sampling: str = field(default="poisson", metadata=shown(f"One of: {', '.join(SAMPLINGS)}."))
     max_batch_size: int | None = field(default=None, metadata=shown("For truncated-poisson."))
-    accountant: str = field(default="pld", metadata=shown(f"One of: {', '.join(ACCOUNTANTS)}."))
+    ema: float | AveragedModel | None = field(
+        default=None,
+        metadata=shown("EMA decay; the averaged weights are evaluated and saved.", float | None),
+    )
     allow_large_delta: bool = field(default=False, metadata=shown("Accept a delta of 1/N or more."))
     raw: bool = field(
         default=False,
@@ -79,7 +99,7 @@ class TrainingOptions:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(TrainingOptions):
     """All options of a run, checked as far as they can be without model, rule and data.
 
@@ -117,10 +137,9 @@ class RunOptions(TrainingOptions):
     distributed: Distributed = False
 
     def __post_init__(self) -> None:
-        _validate.count(batch_size=self.batch_size)
+        self.check_shared()
         self._check_length()
         self._check_noise()
-        _validate.one_of(["auto", *ENGINES], engine=self.engine)
         self._check_sampling()
         self._check_scheduler()
         self._check_average()
@@ -133,11 +152,6 @@ class RunOptions(TrainingOptions):
                 _validate.count(**{name: value})
 
     def _check_noise(self) -> None:
-        _exactly_one(epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
-        if self.epsilon is not None:
-            _validate.positive(epsilon=self.epsilon)
-        if self.noise_multiplier is not None:
-            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
         if self.max_epsilon is not None:
             _validate.positive(max_epsilon=self.max_epsilon)
             if self.noise_multiplier is None:
@@ -148,7 +162,6 @@ class RunOptions(TrainingOptions):
         _validate.positive_or_inf(clip_norm=self.clip_norm)
         if self.clip_norm == float("inf") and self.noise_multiplier != 0:
             raise ValueError("Expected a finite clip_norm: noise cannot hide a gradient of any length.")
-        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
         _validate.one_of(NOISES, noise=self.noise)
         if not isinstance(self.raw, bool):
             raise TypeError(f"Expected raw={self.raw!r} to be True or False.")

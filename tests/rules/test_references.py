@@ -1,7 +1,9 @@
 """Every rule cites the paper that it follows, with an arXiv number or a DOI."""
 
+import ast
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,24 +15,38 @@ IDENTIFIER = re.compile(r"\barXiv:(\d{4}\.\d{4,5}|[a-z-]+/\d{7})\b|\bdoi:10\.\d{
 WITHOUT_IDENTIFIER = {"rmsprop": "published only in the slides of a lecture"}
 
 
+def section(docstring: str) -> str:
+    """Returns the section `References:` of a docstring."""
+    _, heading, text = docstring.partition("\nReferences:\n")
+    assert heading, "no section References"
+    return text
+
+
 def references(name: str) -> str:
     """Returns the section `References:` of the docstring of a rule's module."""
-    text = sys.modules[RULES[name].__module__].__doc__ or ""
-    _, heading, section = text.partition("\nReferences:\n")
-    assert heading, f"the docstring of {RULES[name].__module__} has no section References"
-    return section
+    return section(sys.modules[RULES[name].__module__].__doc__ or "")
+
+
+def entries(text: str) -> list[str]:
+    """Returns the papers of a section, each with its authors, title and year."""
+    found = [" ".join(entry.split()) for entry in re.split(r"\n\n+", text.strip("\n"))]
+    for entry in found:
+        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', entry), f"not authors, title, year: {entry}"
+    return found
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_cites_its_paper(name):
-    entries = re.split(r"\n\n+", references(name).strip("\n"))
-    for entry in entries:
-        text = " ".join(entry.split())
-        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', text), (
-            f"not of the form authors, title, year: {text}"
-        )
+    for entry in entries(references(name)):
         if name not in WITHOUT_IDENTIFIER:
-            assert IDENTIFIER.search(text), f"no arXiv number or DOI: {text}"
+            assert IDENTIFIER.search(entry), f"no arXiv number or DOI: {entry}"
+
+
+def test_the_rule_that_contributors_copy_cites_its_paper():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (entry,) = entries(section(ast.get_docstring(ast.parse(code))))
+    assert IDENTIFIER.search(entry)
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDENTIFIER)

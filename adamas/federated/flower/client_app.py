@@ -18,6 +18,7 @@ from adamas.accounting.ledger import Ledger
 from adamas.federated.algorithm import Algorithm
 from adamas.federated.checks import check_arrays, check_names
 from adamas.federated.client import Client
+from adamas.federated.flower.kept_probes import KeptProbes
 from adamas.federated.flower.messages import pack, packed_arrays, unpacked_arrays
 from adamas.federated.flower.node_config import NodeConfig, RefusedError
 from adamas.federated.flower.node_ledger import node_ledger
@@ -33,6 +34,7 @@ FAILED = "Error"
 
 _MEMORY = "memory/"
 _LOG = logging.getLogger("adamas.federated")
+_PROBES = KeptProbes()
 
 
 def make_app(config: Mapping[str, Any] | None = None) -> ClientApp:
@@ -92,8 +94,7 @@ def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDic
     with node_ledger(node.ledger, context.state) as kept:
         kept.begin(context.run_id, now.number)
         task = _task(request.text)
-        # A deployed node starts a process for each message, so that it probes in every round: nothing of a
-        # client outlives its message. Simulated nodes do the same, and stay equal to deployed ones.
+        # Nothing of a client outlives its message, except the outcome of its probes if the process lives on.
         client = make_client(settings, task, node.number, request.noise_multiplier)
         if len(client.dataset) != request.examples:  # type: ignore[arg-type]
             raise RefusedError(
@@ -113,7 +114,8 @@ def _train(content: RecordDict, node: NodeConfig, context: Context) -> RecordDic
             node.check_budget(planned, step)
         kept.write(planned)
         try:
-            update = algorithm.train(client, request.records, now)
+            with _PROBES.lent((context.run_id, node.number, request.text), client):
+                update = algorithm.train(client, request.records, now)
         finally:
             if step is not None and _is_covered(client.ledger, step, now.local_steps):
                 kept.write(_joined(before, client.ledger))

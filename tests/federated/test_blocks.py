@@ -1,4 +1,4 @@
-"""Which parameters share a second moment."""
+"""Blocks: the parameters that share one second moment."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_weight_and_bias_of_a_layer_are_one_block():
     }
 
 
-def test_query_key_and_value_are_split_by_head_and_what_is_frozen_has_no_block():
+def test_query_key_and_value_are_split_by_head_and_frozen_parameters_have_no_block():
     blocks = coordinates(Blocks.of(minilm(None, classes=3, sizes=SMALL)))
     rows = 24 // 4 * 24 + 24 // 4  # of one head, with its share of the bias
     heads = {
@@ -44,7 +44,7 @@ def test_query_key_and_value_are_split_by_head_and_what_is_frozen_has_no_block()
     assert blocks == heads | others
 
 
-def test_the_joint_projection_of_torchs_attention_is_split_in_query_key_and_value_of_each_head():
+def test_the_joint_projection_of_torch_attention_is_split_into_query_key_and_value_by_head():
     model = nn.MultiheadAttention(8, 2)
     blocks = Blocks.of(model)
     assert [block.name for block in blocks] == [
@@ -57,7 +57,7 @@ def test_the_joint_projection_of_torchs_attention_is_split_in_query_key_and_valu
     assert blocks.means(values).tolist() == [0, 0, 0, 3, 0, 0, 0]
 
 
-def test_a_joint_layer_of_timms_attention_is_split_too():
+def test_the_joint_layer_of_timm_attention_is_split_into_query_key_and_value_by_head():
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -70,7 +70,7 @@ def test_a_joint_layer_of_timms_attention_is_split_too():
     }
 
 
-def test_parameters_of_no_known_layer_are_blocks_of_their_own():
+def test_each_parameter_outside_known_layers_is_its_own_block():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -88,7 +88,7 @@ def test_a_tied_weight_is_in_one_block():
 
 
 @pytest.mark.parametrize("model", [resnet8_gn((3, 8, 8), 10), minilm(None, sizes=SMALL)], ids=["cnn", "text"])
-def test_means_undo_what_expanding_did(model):
+def test_means_invert_expanding(model):
     blocks = Blocks.of(model)
     numbers = torch.randn(len(blocks))
     expanded = blocks.expanded(numbers)
@@ -104,7 +104,7 @@ def test_means_are_weighted_by_coordinates():
     assert list(blocks) == [Block("model", 4)]
 
 
-def test_blocks_of_ones_own():
+def test_blocks_can_be_given_by_index_and_name():
     model = nn.Linear(2, 3)
     index = {"weight": torch.tensor([[0], [1], [1]]), "bias": torch.tensor(1)}
     blocks = Blocks(model, index, ["first row", "rest"])
@@ -128,6 +128,6 @@ def test_bad_blocks_are_refused(index, message):
         Blocks(nn.Linear(2, 3), index)
 
 
-def test_means_of_another_model_are_refused():
+def test_expanding_the_wrong_number_of_values_is_refused():
     with pytest.raises(ValueError, match="Expected 1 numbers, one per block"):
         Blocks.of(nn.Linear(2, 3)).expanded(torch.zeros(2))

@@ -1,4 +1,4 @@
-"""Tables whose runs are federated trainings, and what a report shows of them."""
+"""Tables of federated trainings, their reports, and the commands that make them."""
 
 import json
 
@@ -52,7 +52,7 @@ settings = { algorithm = "dp-fedadamw", algorithm_options = { lr = 0.01 } }
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The table with the finished runs of one seed."""
+    """Writes the table and its finished runs of one seed, and returns their folder."""
     folder = tmp_path_factory.mktemp("experiments") / "paper"
     folder.mkdir()
     (folder / "table.toml").write_text(TABLE)
@@ -86,11 +86,11 @@ def test_a_cell_is_a_federated_training_with_its_own_epsilon(made):
         assert line["parameters"] == 650
         assert line["upload"] == {"avg": 650, "adamw": 651}[line["row"]]  # one layer, one block
     noise = {line["column"]: line["noise_multiplier"] for line in lines}
-    assert noise["few"] > noise["many"]  # the client with the fewest examples needs more
+    assert noise["few"] > noise["many"]  # the smallest client has fewer examples, and needs more noise
 
 
 @pytest.mark.slow
-def test_results_of_another_default_of_the_algorithm_are_refused(made, monkeypatch):
+def test_results_made_with_other_defaults_of_the_algorithm_are_refused(made, monkeypatch):
     table = load_table(made / "table.toml")
     before = results.resolved_options
     monkeypatch.setattr(
@@ -109,7 +109,7 @@ def test_results_of_another_default_of_the_algorithm_are_refused(made, monkeypat
         ("[settings]\ncount_on_participation = true", "seed=None with count_on_participation"),
     ],
 )
-def test_what_a_federated_table_cannot_have_is_refused(settings, message, tmp_path):
+def test_a_table_that_asks_for_what_federated_training_lacks_is_refused(settings, message, tmp_path):
     place = "[settings]" if settings.startswith("[settings]") else "seeds = 1"
     text = TABLE.replace(place, settings if place in settings else f"{place}\n{settings}")
     (tmp_path / "table.toml").write_text(text.replace("dp-fedadamw", "dp-fedavg"))
@@ -134,7 +134,7 @@ def test_a_table_with_wrong_settings_is_refused(text, message, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plots")
-def test_the_page_and_the_report_show_numbers_curves_and_the_spread(made, tmp_path):
+def test_the_page_and_the_report_show_the_table_and_the_classes_of_each_client(made, tmp_path):
     table = load_table(made / "table.toml")
     kept = Results(made / "table" / "results.jsonl", table)
     page = markdown(kept)
@@ -191,7 +191,7 @@ def test_the_blocks_of_a_model_are_printed(capsys):
         (["--task", "os"], "either task"),
     ],
 )
-def test_wrong_arguments_are_one_line(arguments, message, capsys):
+def test_a_wrong_argument_prints_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(
             [

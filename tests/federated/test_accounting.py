@@ -1,4 +1,4 @@
-"""What federated training costs a record or a client."""
+"""The epsilon of federated training for a record or a client, and the noise for a target."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_known_values_by_rdp(batch, size, steps, rounds, all_rounds, tenth):
     assert float(f"{plan.epsilon(1.0, rounds=rounds // 10):.3g}") == tenth
 
 
-def test_a_record_costs_what_its_steps_cost():
+def test_the_cost_of_a_record_is_that_of_all_local_steps():
     plan = Plan(**BASE)
     expected = calibrate.epsilon(noise_multiplier=1.3, sampling_rate=16 / 500, steps=2000, delta=1e-5)
     assert plan.epsilon(1.3) == expected
@@ -31,14 +31,14 @@ def test_a_record_costs_what_its_steps_cost():
     assert plan.epsilon(0.0) == math.inf
 
 
-def test_two_queries_cost_as_much_as_one_with_less_noise():
+def test_two_queries_cost_as_much_as_one_with_noise_smaller_by_sqrt_two():
     two = Plan(**BASE, queries=2, accountant="rdp")
     one = Plan(**BASE, accountant="rdp")
     assert two.epsilon(1.0 * math.sqrt(2)) == pytest.approx(one.epsilon(1.0), rel=1e-9)
     assert two.epsilon(1.0) > 1.3 * one.epsilon(1.0)
 
 
-def test_a_client_costs_what_its_rounds_cost():
+def test_the_cost_of_a_client_is_that_of_all_rounds():
     plan = Plan(unit="client", rounds=50, local_steps=20, sampling_rate=0.1, delta=1e-5)
     expected = calibrate.epsilon(noise_multiplier=1.0, sampling_rate=0.1, steps=50, delta=1e-5)
     assert plan.epsilon(1.0) == expected
@@ -46,18 +46,18 @@ def test_a_client_costs_what_its_rounds_cost():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_participation_is_counted_on_only_if_asked_and_helps(accountant):
+def test_participation_lowers_epsilon_only_if_the_plan_counts_on_it(accountant):
     plain = Plan(**BASE, accountant=accountant)
     everybody = Plan(**BASE, accountant=accountant, participation=1.0)
     some = Plan(**BASE, accountant=accountant, participation=0.1)
     assert everybody.epsilon(1.0) == pytest.approx(plain.epsilon(1.0), rel=0.08)
     assert everybody.epsilon(1.0) >= plain.epsilon(1.0) * (1 - 1e-9)
-    # Not less than what a client pays that takes part in a tenth of the rounds.
+    # At least the cost of a client that takes part in a tenth of the rounds.
     assert plain.epsilon(1.0, rounds=10) < some.epsilon(1.0) < 0.5 * plain.epsilon(1.0)
 
 
-def test_the_nested_bound_is_the_mean_over_how_often_a_client_takes_part():
-    """Its Renyi divergence is that of the number of rounds, a binomial, and of the steps in them."""
+def test_the_nested_bound_averages_over_the_number_of_rounds_with_the_client():
+    """The number of rounds is binomial. Its Renyi divergence is computed by summing over that number."""
     rounds, steps, share, z, orders = 7, 3, 0.3, 2.0, np.array([2.0, 5.0, 20.0])
     # Without sampling of records a step's divergence is alpha / (2 z^2).
     per_round = steps * orders / (2 * z**2)
@@ -70,8 +70,8 @@ def test_the_nested_bound_is_the_mean_over_how_often_a_client_takes_part():
     np.testing.assert_allclose(gamma[places] * rounds, exact, rtol=1e-9)
 
 
-def test_pld_of_the_nested_bound_is_below_rdp_and_above_the_truth_of_a_revealed_number():
-    """For steps without sampling, delta is a mean over binomial rounds of the Gaussian's."""
+def test_the_nested_bound_by_pld_is_below_rdp_and_tight_if_participation_is_revealed():
+    """Without sampling of records, delta is the binomial mean of the deltas of Gaussian mechanisms."""
     rounds, share, z = 10, 0.4, 3.0
     plan = Plan(rounds=rounds, sampling_rate=1.0, delta=1e-5, participation=share)
     epsilon = plan.epsilon(z)
@@ -91,13 +91,13 @@ def test_pld_of_the_nested_bound_is_below_rdp_and_above_the_truth_of_a_revealed_
 
 
 @pytest.mark.parametrize("participation", [None, 0.2])
-def test_a_target_becomes_noise_that_keeps_it(participation):
+def test_noise_for_a_target_is_the_least_that_keeps_it(participation):
     plan = Plan(**BASE, accountant="rdp", participation=participation)
     z = plan.noise_multiplier(3.0)
     assert plan.epsilon(z) <= 3.0 < plan.epsilon(z - 0.001)
 
 
-def test_a_target_out_of_reach_names_the_least_epsilon():
+def test_an_unreachable_target_is_refused_with_the_least_epsilon():
     plan = Plan(rounds=2**23, sampling_rate=1.0, delta=1e-5, accountant="rdp")
     with pytest.raises(ValueError, match=r"not enough: it gives epsilon=0\.1"):
         plan.noise_multiplier(0.01)

@@ -1,4 +1,4 @@
-"""A client probes model, loss and data once, and later runs are those that `make_private` would make."""
+"""A client probes model, loss and data once, and its later runs equal those of `make_private`."""
 
 import copy
 
@@ -17,7 +17,7 @@ OPTIONS = {"batch_size": 3, "noise_multiplier": 1.0, "clip_norm": 1.0}
 
 
 class Counted(Dataset):
-    """Counts how often an example is read: each probe and each release reads some."""
+    """Counts reads of examples, which probes and releases make."""
 
     def __init__(self, examples: TensorDataset) -> None:
         self.examples, self.reads = examples, 0
@@ -30,8 +30,8 @@ class Counted(Dataset):
         return self.examples[index]
 
 
-def releases_of(client: Client, rounds: int, name: str = "dp-fedavg") -> list[float]:
-    """Trains a client for rounds, and counts in each how often all its examples are read."""
+def reads_of(client: Client, rounds: int, name: str = "dp-fedavg") -> list[float]:
+    """Trains a client, and returns for each round how often all its examples were read."""
     algorithm = ALGORITHMS[name](**REFERENCES[name][1])
     received = algorithm.broadcast(algorithm.start(Regression()))
     counts = []
@@ -43,7 +43,7 @@ def releases_of(client: Client, rounds: int, name: str = "dp-fedavg") -> list[fl
 
 
 def counted_client(**options) -> Client:
-    """A client that takes all its examples in each step."""
+    """Makes a client that takes all its examples in each step, and counts reads."""
     client = make_client(0, **{"noise_multiplier": 1.0, "clip_norm": 1.0} | options)
     client.dataset = Counted(client.dataset)
     return client
@@ -53,9 +53,9 @@ def counted_client(**options) -> Client:
 def test_a_client_probes_in_its_first_round_only(name):
     client = counted_client()
     queries = STEPS * ALGORITHMS[name].queries - (1 if name == "dp-fafed" else 0)
-    first, *others = releases_of(client, 4, name)
+    first, *others = reads_of(client, 4, name)
     assert first > queries
-    assert others == [queries] * 3  # each release reads all examples, and nothing else does
+    assert others == [queries] * 3  # only releases read, each all examples once
 
 
 def test_each_client_probes_its_own_data():
@@ -63,8 +63,8 @@ def test_each_client_probes_its_own_data():
     for client in clients[1:]:
         client.model = clients[0].model  # as in a simulation
     for client in clients:
-        assert releases_of(client, 1)[0] > STEPS
-    assert [releases_of(client, 1)[0] for client in clients] == [STEPS] * 3
+        assert reads_of(client, 1)[0] > STEPS
+    assert [reads_of(client, 1)[0] for client in clients] == [STEPS] * 3
 
 
 def other_data(client: Client) -> None:
@@ -88,7 +88,7 @@ def other_structure(client: Client) -> None:
 
 
 def other_engine(client: Client) -> None:
-    client.engine = "bookkeeping"
+    client.options["engine"] = "bookkeeping"
 
 
 def other_noise(client: Client) -> None:
@@ -99,19 +99,20 @@ def other_noise(client: Client) -> None:
     "change",
     [other_data, other_model, other_loss, other_mode, other_structure, other_engine, other_noise],
 )
-def test_a_client_probes_again_if_something_has_changed(change):
+def test_a_client_probes_again_after_a_change(change):
     client = counted_client()
-    assert releases_of(client, 2)[1] == STEPS
+    assert reads_of(client, 2)[1] == STEPS
     change(client)
-    first, second = releases_of(client, 2)
+    first, second = reads_of(client, 2)
     assert first > STEPS
     assert second == STEPS
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_a_run_without_probes_is_the_run_of_make_private(engine, micro_batch_size):
-    client = make_client(0, **OPTIONS, engine=engine, micro_batch_size=micro_batch_size)
+def test_a_run_without_probes_equals_that_of_make_private(engine, micro_batch_size):
+    options = {"engine": engine, "micro_batch_size": micro_batch_size}
+    client = make_client(0, **OPTIONS, options=options)
     client.train(rules.SGD(client.model.parameters(), lr=0.1), STEPS)  # probes
     model = copy.deepcopy(client.model)
     client.seed = 7
@@ -126,8 +127,7 @@ def test_a_run_without_probes_is_the_run_of_make_private(engine, micro_batch_siz
         delta=client.delta,
         steps=STEPS,
         seed=7,
-        engine=engine,
-        micro_batch_size=micro_batch_size,
+        **options,
     )
     expected = [step.release for step in other]
     assert len(releases) == len(expected) == STEPS
@@ -142,8 +142,8 @@ def test_a_run_without_probes_is_the_run_of_make_private(engine, micro_batch_siz
         run.privatize(next(run.loader.batches(STEPS, STEPS + 1)))
 
 
-def test_checks_of_a_release_hold_without_probes():
-    """A model that begins to mix examples is refused, although the probes saw it as it was."""
+def test_a_release_is_checked_even_without_probes():
+    """A model that starts to mix examples after the probes is refused."""
 
     class Mixing(Regression):
         mixes = False
@@ -160,13 +160,13 @@ def test_checks_of_a_release_hold_without_probes():
     with pytest.raises(UnsupportedError):
         client.train(rules.SGD(client.model.parameters(), lr=0.1), 1)
     assert client.ledger.entries == spent  # nothing was released
-    with pytest.raises(UnsupportedError):  # and now the probes refuse it, with every engine
+    with pytest.raises(UnsupportedError):  # now the probes refuse it, whatever the engine
         client.train(rules.SGD(client.model.parameters(), lr=0.1), 1)
     client.model.mixes = False
     client.train(rules.SGD(client.model.parameters(), lr=0.1), 1)
 
 
-def test_a_rule_of_other_parameters_is_refused_without_probes():
+def test_rule_and_steps_are_checked_even_without_probes():
     client = make_client(0, **OPTIONS, seed=0)
     client.train(rules.SGD(client.model.parameters(), lr=0.1), 1)
     with pytest.raises(ValueError, match="Expected the rule to hold"):

@@ -1,7 +1,7 @@
-"""Federated algorithms against their formulas in NumPy, without noise, and against central rules.
+"""Federated algorithms equal their published formulas in NumPy without noise, and central rules with noise.
 
-The model is a linear regression whose gradient can be written down. The references follow the formulas of
-the papers and share nothing with the package.
+The model is a linear regression, whose gradient is known in closed form. The references follow the formulas
+of the papers and share no code with the package.
 """
 
 import math
@@ -56,7 +56,7 @@ def test_every_algorithm_has_a_reference():
     [(name, variant) for name in REFERENCES for variant in VARIANTS.get(name, [{}])],
     ids=lambda value: value if isinstance(value, str) else "".join(map(str, value.values())),
 )
-def test_without_noise_an_algorithm_is_its_formulas(name, variant):
+def test_without_noise_an_algorithm_equals_its_reference(name, variant):
     reference, options = REFERENCES[name]
     state, _ = trained(ALGORITHMS[name](**options, **variant))
     more = {"blocks": WHOLE} if name == "dp-fedadamw" else {}
@@ -65,7 +65,7 @@ def test_without_noise_an_algorithm_is_its_formulas(name, variant):
     assert np.abs(expected - START).max() > 0.05, "nothing was trained"
 
 
-def test_blocks_of_the_user_are_taken():
+def test_blocks_of_the_user_are_used():
     reference, options = REFERENCES["dp-fedadamw"]
     blocks = Blocks(Regression(), {"weight": torch.from_numpy(HALVES)})
     state, _ = trained(FedAdamW(**options, blocks=blocks))
@@ -79,7 +79,7 @@ def test_blocks_of_the_user_are_taken():
 
 
 def test_one_client_one_step_and_one_coordinate_per_block_is_central_adamw_bc():
-    """Without momentum from round to round, and with m that starts at 0 in each, as beta1 = 0 does."""
+    """beta1 = 0, since FedAdamW starts each round with m = 0 and central AdamW does not."""
     options = {"lr": 0.05, "betas": (0.0, 0.9), "weight_decay": 0.2, "floor": 1e-4}
     private = {"batch_size": 3, "noise_multiplier": 0.8, "clip_norm": 1.5, "delta": 1e-5}
     blocks = Blocks.coordinates(Regression())
@@ -110,11 +110,11 @@ def test_a_client_is_charged_for_every_query(name):
         inner = getattr(event.event, "events", [event.event])
         assert {gaussian.noise_multiplier for gaussian in inner} == {1.2}
         queries += count * len(inner)
-    first_steps = 2 if name == "dp-fafed" else 0  # those of a round have one query
+    first_steps = 2 if name == "dp-fafed" else 0  # FAFED makes one query in the first step of a round
     assert queries == 2 * STEPS * algorithm.queries - first_steps
 
 
-def test_a_client_that_breaks_off_is_charged_for_what_it_released():
+def test_a_client_that_fails_midway_is_charged_for_its_releases():
     client = make_client(0, batch_size=3, noise_multiplier=1.0, clip_norm=1.0, seed=0)
 
     class Breaking(rules.SGD):
@@ -131,15 +131,15 @@ def test_a_client_that_breaks_off_is_charged_for_what_it_released():
     assert sum(count for _, count in client.ledger.entries) == 2
 
 
-def test_control_variates_sum_to_that_of_the_server():
+def test_the_servers_control_variate_is_the_mean_of_the_clients():
     state, clients = trained(ALGORITHMS["dp-scaffold"](lr=0.05))
     mean = sum(client.memory["control"]["weight"] for client in clients) / CLIENTS
     torch.testing.assert_close(state["control"]["weight"], mean, rtol=1e-9, atol=1e-12)
     assert float(mean.abs().max()) > 0.01
 
 
-def test_a_server_without_moments_of_its_own_equals_torch_adam():
-    """FedAdam's step is Adam's on minus the increment; torch corrects for the start, which is put in here."""
+def test_fedopt_with_zero_initial_moments_equals_torch_adam():
+    """FedAdam is Adam on the negated increment. `lr` and `eps` undo the bias correction of torch."""
     b1, b2, lr, tau = 0.9, 0.99, 0.1, 1e-3
     algorithm = ALGORITHMS["dp-fedopt"](server_lr=lr, server_betas=(b1, b2), tau=tau)
     state = algorithm.start(Regression()) | {"second-moments": {"weight": torch.zeros(FEATURES).double()}}
@@ -159,7 +159,7 @@ def test_a_server_without_moments_of_its_own_equals_torch_adam():
         torch.testing.assert_close(state["parameters"]["weight"], p.data, rtol=1e-9, atol=1e-12)
 
 
-def test_a_constant_divisor_stays_when_clients_do_not_answer():
+def test_the_divisor_is_the_expected_number_of_clients_if_some_do_not_answer():
     algorithm = ALGORITHMS["dp-fedavg"]()
     state = {"parameters": {"weight": torch.zeros(2)}}
     update = {"increment": {"weight": torch.tensor([4.0, 8.0])}}
@@ -168,7 +168,7 @@ def test_a_constant_divisor_stays_when_clients_do_not_answer():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_smoothing_solves_the_linear_system(n):
+def test_smoothing_solves_the_linear_system_of_the_laplacian(n):
     g = torch.linspace(-1, 2, n, dtype=torch.float64)
     ring = torch.eye(n, dtype=torch.float64)
     laplacian = 2 * ring - ring.roll(1, 0) - ring.roll(-1, 0)
@@ -176,7 +176,7 @@ def test_smoothing_solves_the_linear_system(n):
     torch.testing.assert_close(x + 0.8 * laplacian @ x, g, rtol=1e-12, atol=1e-12)
 
 
-def test_the_counter_of_the_public_code_makes_the_first_steps_of_a_round_smaller():
+def test_the_step_counter_of_the_published_code_shrinks_the_first_steps_of_a_round():
     lengths = {}
     for counter in ("split", "code"):
         algorithm = FedAdamW(counter=counter, alignment=0.0, weight_decay=0.0, betas=(0.9, 0.999))
@@ -221,7 +221,7 @@ def test_parameters_of_another_model_are_refused():
 # --- rounds that are lost -------------------------------------------------------------------------------
 
 
-def test_a_lost_round_does_not_count_in_the_correction_of_the_second_moment():
+def test_bias_correction_does_not_count_lost_rounds():
     algorithm = FedAdamW(lr=0.1, schedule="constant")
     received = algorithm.broadcast(algorithm.start(Regression()))
     first, lost, counted = (

@@ -1,0 +1,26 @@
+"""The modules of adamas that need a package of an extra, which may not be installed."""
+
+from importlib.util import find_spec
+
+NEEDS = {
+    "adamas.federated.flower.client_app": "flwr",
+    "adamas.federated.flower.messages": "flwr",
+    "adamas.federated.flower.node_ledger": "flwr",
+    "adamas.federated.flower.requests": "flwr",
+    "adamas.federated.flower.server_app": "flwr",
+    "adamas.federated.flower.simulation": "flwr",
+}
+"""Module -> the package without which it cannot be imported."""
+
+
+def is_missing(package: str) -> bool:
+    """Tells whether a package is not installed. One that is installed and broken is not missing."""
+    try:
+        return find_spec(package) is None
+    except ModuleNotFoundError:  # hidden by `hidden_packages`
+        return True
+
+
+def modules_left_out() -> dict[str, str]:
+    """Returns the modules that cannot be imported here, with the missing package."""
+    return {module: package for module, package in NEEDS.items() if is_missing(package)}
