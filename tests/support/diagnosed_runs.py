@@ -1,44 +1,26 @@
-"""Small runs to diagnose, and their values computed by hand."""
+"""Small runs to diagnose, and their diagnostics computed by hand."""
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-import adamas
-from adamas import PrivateGradient, rules
+from adamas import PrivateGradient
 from adamas.diagnostics import QUANTILES
-
-
-def loss(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
-def make_data(n=60, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 5, generator=generator)
-    return TensorDataset(x.to(dtype), (x[:, 0] > 0).long())
+from tests.support import small_runs
+from tests.support.small_runs import make_data, make_model
 
 
 def make_run(rule=None, dtype=torch.float32, **changes):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
-    arguments = {"batch_size": 12, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 7} | changes
-    made = rules.Adam(model.parameters(), lr=0.01) if rule is None else rule(model.parameters())
-    return adamas.make_private(model, made, make_data(dtype=dtype), loss, **arguments)
-
-
-def finish(run):
-    for _ in run:
-        pass
-    return torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
+    """Makes a small run of any dtype; `rule` makes the rule from the parameters."""
+    model = make_model(dtype=dtype)
+    x, y = make_data().tensors
+    made = None if rule is None else rule(model.parameters())
+    return small_runs.make_run(model, made, TensorDataset(x.to(dtype), y), **changes)
 
 
 def feed(rule, gradients, variances):
-    """Steps of a rule on given releases: a list of arrays and variances per step, for one parameter."""
+    """Steps a rule with one parameter on given releases: one array and one variance per step."""
     (p,) = rule.trainable()
     for g, variance in zip(gradients, variances, strict=True):
         PrivateGradient({p: torch.as_tensor(g, dtype=p.dtype)}, {p: variance}).write_to(rule)
@@ -47,7 +29,7 @@ def feed(rule, gradients, variances):
 
 
 def by_hand(gradients, variances, betas, lr, floor=None, eps=1e-8):
-    """The values of one parameter with NumPy, from the definitions and not from the rule's state."""
+    """Computes the diagnostics of one parameter with NumPy, from the definitions and not the rule's state."""
     t, (b1, b2) = len(gradients), betas
     w1 = (1 - b1) * b1 ** np.arange(t)[::-1] / (1 - b1**t)
     w2 = (1 - b2) * b2 ** np.arange(t)[::-1] / (1 - b2**t)
