@@ -21,7 +21,6 @@ pytestmark = [
 ]
 
 
-# Loading ------------------------------------------------------------------------------------------------
 def numbers(n=60):
     return TensorDataset(torch.arange(n), torch.arange(n) * 10)
 

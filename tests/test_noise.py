@@ -40,7 +40,6 @@ def test_seeds_that_torch_confuses_give_different_noise():
     assert correlation_p_value(a.numpy(), b.numpy()) > ALPHA
 
 
-# A function of seed and position -------------------------------------------------------------------------
 @pytest.fixture
 def thread_count():
     before = torch.get_num_threads()

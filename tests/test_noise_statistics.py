@@ -38,7 +38,6 @@ def autocorrelation_p_value(values, lags=20):
     return stats.chi2(lags).sf(sum(products))
 
 
-# The law of a release -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_an_empty_batch_releases_gaussian_noise_at_false_alarm_rate_1e_4(dtype):
     """False-alarm rate: ALPHA = 1e-4. Rejects 2/3 and 3/2 of the deviation."""
@@ -187,7 +186,6 @@ def test_values_in_the_tail_are_redrawn_from_its_distribution(monkeypatch):
     assert stats.ks_2samp(values[far].abs().numpy(), plain[far].abs().numpy()).pvalue > 1e-4
 
 
-# Independence within a tensor, between draws and between seeds -------------------------------------------
 def test_blocks_of_a_tensor_are_independent_at_false_alarm_rate_4e_4():
     """False-alarm rate: ALPHA = 1e-4 for each of 4 statistics. Rejects a shared part of 2%."""
     values = GaussianNoise(0).normal_(torch.empty(3 * _BLOCK)).double().numpy()

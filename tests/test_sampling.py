@@ -13,7 +13,6 @@ from adamas.sampling import SAMPLERS, Poisson, Shuffled, TruncatedPoisson, joint
 from tests.support.p_values import ALPHA, two_sided
 
 
-# Statistics of a matrix of ones and zeros, steps x examples ---------------------------------------------
 def memberships(sampler, steps):
     rows = np.zeros((steps, sampler.dataset_size))
     for step in range(steps):
@@ -59,7 +58,6 @@ def consecutive_steps_p_value(rows, rate):
     return two_sided(stats.norm.cdf(products.sum() / np.sqrt(products.size)))
 
 
-# Poisson ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def poisson_rows():
     return memberships(Poisson(dataset_size=40, batch_size=4, seed=1), 5000)
@@ -122,7 +120,6 @@ def test_no_example_is_drawn_twice():
         assert len(set(indices.tolist())) == len(indices)
 
 
-# All samplers -------------------------------------------------------------------------------------------
 def make(name, seed=0):
     size = {"dataset_size": 50, "batch_size": 20, "seed": seed}
     return SAMPLERS[name](**size, **({"max_batch_size": 24} if name == "truncated-poisson" else {}))
@@ -207,7 +204,6 @@ def test_the_joint_noise_multiplier_adds_inverse_squares():
     assert joint_noise_multiplier([2.0] * 4) == pytest.approx(1.0)
 
 
-# Truncated Poisson --------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def truncated_rows():
     return memberships(TruncatedPoisson(dataset_size=20, batch_size=10, max_batch_size=10, seed=2), 3000)
@@ -247,7 +243,6 @@ def test_truncated_batch_sizes_at_false_alarm_rate_1e_4(truncated_rows):
     assert stats.binomtest(full, 3000, stats.binom(20, 0.525).sf(9)).pvalue < ALPHA
 
 
-# Shuffled -----------------------------------------------------------------------------------------------
 def test_each_shuffled_epoch_is_a_permutation_with_a_smaller_last_batch():
     sampler = Shuffled(dataset_size=50, batch_size=20, seed=0)
     orders = []

@@ -14,7 +14,6 @@ from tests.support.secure_noises import fixed
 from tests.support.small_runs import finish, make_run
 
 
-# Secret seeds -------------------------------------------------------------------------------------------
 def test_no_text_shows_a_secret_seed():
     seed = Seed()
     sampler = Poisson(100, 10, seed)

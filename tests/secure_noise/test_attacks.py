@@ -13,7 +13,6 @@ from tests.support.p_values import ALPHA
 from tests.support.secure_noises import fixed
 
 
-# Attacks -------------------------------------------------------------------------------------------------
 def impossible_for_one(released):
     """Attacks the last bits (Haney et al. 2022) of a float32 release of a value that is 0 or 1.
 

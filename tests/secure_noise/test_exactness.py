@@ -17,7 +17,6 @@ from adamas.secure_noise import _MARGIN, _STEPS, _from_bits
 from tests.support.secure_noises import fixed
 
 
-# Exactness -----------------------------------------------------------------------------------------------
 def oracle(first, second, following, sine):
     """Computes by mpmath the normal value of these bits, with the midpoint for all bits that follow."""
     with mpmath.workprec(600):
@@ -56,12 +55,7 @@ def test_the_interval_contains_the_value_and_is_narrow(first, second, following,
 def test_the_error_of_float64_is_far_below_the_margin():
     rng = np.random.default_rng(0)
     bits = rng.integers(-(1 << 63), 1 << 63, size=4000, dtype=np.int64)
-    bits[:4] = [
-        1 << 44,
-        -(1 << 44),
-        (1 << 63) - (1 << 43) - 2048,
-        1 << 62,
-    ]  # near both ends of its range
+    bits[:4] = [1 << 44, -(1 << 44), (1 << 63) - (1 << 43) - 2048, 1 << 62]  # near the ends of its range
     values, unsure = _from_bits(bits)
     assert not unsure.size
     worst = max(
@@ -162,13 +156,16 @@ def test_sums_next_to_a_half_integer_are_rounded_exactly():
 
 
 def test_the_decimal_context_of_the_caller_has_no_effect():
-    right = decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), steps=_STEPS, sine=True)
+    def more(words):
+        return np.zeros(words, dtype=np.uint64)
+
+    def integer():
+        return decided(1 << 60, 1 << 59, more, steps=_STEPS, sine=True)
+
+    right = integer()
     with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
         secure_noise._check_functions.__wrapped__()
-        assert (
-            decided(1 << 60, 1 << 59, lambda words: np.zeros(words, dtype=np.uint64), steps=_STEPS, sine=True)
-            == right
-        )
+        assert integer() == right
     assert abs(right - float(_STEPS * oracle(1 << 60, 1 << 59, [], True))) <= 0.5
 
 

@@ -17,7 +17,6 @@ from tests.support.p_values import ALPHA, correlation_p_value
 from tests.support.secure_noises import fixed
 
 
-# The law -------------------------------------------------------------------------------------------------
 def pmf_p_value(integers, std, mean):
     """Tests integers against the rounded normal law by chi-square, with joined tails."""
     edges = np.arange(math.floor(mean - 4 * std), math.ceil(mean + 4 * std) + 1) + 0.5

@@ -48,7 +48,6 @@ def test_with_little_noise_the_release_is_near_the_clipped_sum(dtype):
     assert geometry.whiten(p, empty.mean[p]).abs().max() < 0.02
 
 
-# Sensitivity and variance --------------------------------------------------------------------------------
 def sums_before_noise(gradients, geometry, batch):
     """Returns the whitened sums that noise is added to, in float64."""
     found = []

@@ -18,7 +18,6 @@ from adamas.secure_noise import _STEPS, SecureNoise
 from tests.support import small_runs
 
 
-# Runs ----------------------------------------------------------------------------------------------------
 def make_run(rule="adam-bc", *, noise="secure", **options):
     model = small_runs.make_model()
     made = RULES[rule](model.parameters()) if isinstance(rule, str) else rule(model.parameters())
@@ -29,8 +28,7 @@ def make_run(rule="adam-bc", *, noise="secure", **options):
 def test_every_rule_trains(rule):
     run = make_run(rule)
     before = [p.detach().clone() for p in run.model.parameters()]
-    for _ in run:
-        pass
+    small_runs.finish(run)
     after = list(run.model.parameters())
     assert all(p.isfinite().all() for p in after)
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -44,17 +42,15 @@ def test_releases_of_a_run_are_on_the_grid(engine, micro_batch_size):
     for step in run:
         for mean in step.release.mean.values():
             steps = mean.double() / (0.5 * 1.0 / 12) * _STEPS
-            assert (
-                (steps - steps.round()).abs() <= steps.abs() * 2.0**-24
-            ).all()  # up to rounding to float32
+            rounding = steps.abs() * 2.0**-24  # to float32
+            assert ((steps - steps.round()).abs() <= rounding).all()
     assert run.noise.draws == 4
 
 
 def test_epsilon_equals_that_of_a_reproducible_run():
     secure, reproducible = make_run(), make_run(noise="reproducible")
     for run in (secure, reproducible):
-        for _ in run:
-            pass
+        small_runs.finish(run)
     assert secure.epsilon() == reproducible.epsilon()
     assert secure.ledger.entries == reproducible.ledger.entries
 
@@ -123,8 +119,7 @@ def forms(secret):
 
 def test_the_secret_is_in_no_state_repr_or_pickle(capsys, caplog):
     run = make_run(ema=0.9)
-    for _ in run:
-        pass
+    small_runs.finish(run)
     secret = run.noise.seed._secret
     texts = [repr(run), repr(run.noise), repr(run.noise.seed), str(vars(run)), run.privacy_statement()]
     written = pickle.dumps(run.state_dict()) + "".join(texts).encode() + caplog.text.encode()

@@ -9,7 +9,6 @@ from tests.support.p_values import ALPHA
 from tests.support.secure_noises import fixed
 
 
-# Sampling ------------------------------------------------------------------------------------------------
 def test_uniform_values_are_above_zero_so_that_coins_never_exceed_the_rate():
     for byte, value in ((b"\0", 2.0**-53), (b"\xff", 1.0)):
         assert SecureGenerator(lambda call, count, byte=byte: byte * count).random(3).tolist() == [value] * 3

@@ -26,7 +26,7 @@ REAL_PYTHON = sys.executable
 class Registry:
     """Programs that serve the archive, and an empty cache.
 
-    A file `hang` in the folder makes the programs hang. Without an archive they fail, with the text of `says`.
+    A file `hang` in the folder makes the programs hang. Without an archive they fail with the text of `says`.
     """
 
     def __init__(self, root: Path, client: str) -> None:
