@@ -63,7 +63,7 @@ def poisson_rows():
     return memberships(Poisson(dataset_size=40, batch_size=4, seed=1), 5000)
 
 
-def test_poisson_inclusion_rate_at_false_alarm_rate_1e_4(poisson_rows):
+def test_poisson_includes_examples_at_the_rate_at_false_alarm_rate_1e_4(poisson_rows):
     """False-alarm rate: ALPHA = 1e-4. Rejects a rate that is off by 5%."""
     assert rate_p_value(poisson_rows, 0.1) > ALPHA
     assert rate_p_value(poisson_rows, 0.105) < ALPHA
@@ -236,7 +236,7 @@ def test_truncation_is_uniform_at_false_alarm_rate_1e_4(truncated_rows):
     assert equal_chances_p_value(first) < ALPHA
 
 
-def test_truncated_batch_sizes_at_false_alarm_rate_1e_4(truncated_rows):
+def test_truncated_batches_are_full_as_often_as_they_should_at_false_alarm_rate_1e_4(truncated_rows):
     """False-alarm rate: ALPHA = 1e-4. Rejects a rate that is off by 5%."""
     full = int((truncated_rows.sum(1) == 10).sum())
     assert stats.binomtest(full, 3000, stats.binom(20, 0.5).sf(9)).pvalue > ALPHA
