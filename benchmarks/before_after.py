@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the whole step of a private run in this tree and in another checkout: `before_after.py OTHER`.
+"""Compares the whole step of a private run in this tree and in another checkout.
 
-Two processes train the same model on the same batches, from the same seed, and take turns, so that drift of the
-machine affects both alike. A turn is a few steps. Its first step is not counted: the caches hold the other process's data, and the
+    python benchmarks/before_after.py OTHER
+
+Two processes train the same model on the same batches from the same seed, and take turns, so that drift of the machine
+affects both alike. A turn is a few steps. Its first step is not counted: the caches hold the other process's data, and the
 threads are asleep. Waiting threads must not spin, since the other process needs the cores.
 
 Prints three ratios: of the medians over all steps, the median over paired turns, and of the fastest steps. Quote the first
-one. If the others differ from it by much, the machine was not quiet.
+one. If the others differ much from it, the machine was not quiet.
 """
 
 import argparse
@@ -22,25 +24,22 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def worker(workload: str, threads: int, coordinates: bool) -> None:
-    """Trains some steps for each line of standard input, and prints their seconds."""
+    """Reads numbers of steps from standard input, makes as many steps, and prints the seconds of each."""
     sys.path.insert(0, str(HERE / "benchmarks"))
-    import peers
     import torch
+    from peer_steps.catalog import WORKLOADS
+    from peer_steps.geometry import random_geometry
     from torch.nn import functional as F
 
     import adamas
     from adamas import rules
 
     torch.set_num_threads(threads)
-    model, x, y = peers.build_workload(workload)
+    model, x, y = WORKLOADS[workload].build()
     params = [p for p in model.parameters() if p.requires_grad]
     rule = rules.Adam(params, lr=1e-4)
-    if coordinates:  # the same in both trees, as in `adamas_coord` of peers.py
-        random = torch.Generator().manual_seed(0)
-        fixed = adamas.Geometry(
-            {p: 1e-3 * torch.randn(p.shape, generator=random) for p in params},
-            {p: 0.5 + torch.rand(p.shape, generator=random) for p in params},
-        )
+    if coordinates:
+        fixed = random_geometry(params)  # the same in both trees
         rule.geometry = lambda: fixed
     run = adamas.make_private(
         model,
@@ -104,7 +103,7 @@ class Side:
 def compared(
     other: Path, workload: str, threads: int, seconds: float, *, coordinates: bool
 ) -> dict[str, float]:
-    """Times steps of both trees, by turns."""
+    """Times the steps of both trees in turns."""
     sides = [Side(tree, workload, threads, coordinates) for tree in (other, HERE)]
     slowest = max(statistics.median(side.steps(5)) for side in sides)
     count = 1 + max(2, min(20, int(0.5 / slowest)))  # half a second, or two steps, after the first one

@@ -3,8 +3,9 @@
 
     python benchmarks/federated.py --json benchmarks/results/federated.json
 
-One training of 10 clients runs in one process and in Flower's simulation by turns, so that drift of the machine affects both
-alike. Overhead is the wall time of a round divided by the sum of its clients' local training times, measured in the process.
+The same training of 10 clients runs alternately in one process and in Flower's simulation, so that drift of the machine
+affects both alike. Overhead is the wall time of a round divided by the sum of its clients' local training times, measured
+in the process.
 Flower trains one client per core at a time, so its ratio may be below 1. The first round, in which processes start, is
 reported separately.
 """
@@ -46,7 +47,7 @@ def settings(name, rounds, **options):
 
 
 class Stopwatch:
-    """Adds up the training time of the clients of this process."""
+    """Adds up the training times of the clients in this process."""
 
     def __init__(self):
         self.seconds, self.train = 0.0, FedAdamW.train
@@ -60,7 +61,7 @@ class Stopwatch:
 
 
 def in_one_process(name, rounds):
-    """Returns the wall time of each round, and that of its clients."""
+    """Returns the wall time of each round, and the training time of its clients."""
     watch = Stopwatch()
     FedAdamW.train = lambda *arguments: watch(*arguments)
     local = []
@@ -89,7 +90,7 @@ def walls(out):
 
 
 def uploads(name):
-    """Returns the numbers and bytes of an upload, block-wise and coordinate-wise."""
+    """Returns how many numbers and bytes an upload has, block-wise and coordinate-wise."""
     found = {}
     for aggregation in ("blocks", "coordinates"):
         chosen = settings(name, 1, algorithm_options={"aggregation": aggregation})

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Measures the cost of a journal entry: the synced write alone, and a whole step with and without it.
 
-Three runs take turns step by step in one process: without a journal, with a journal, and with a journal and a seed,
-whose entries hold a digest of the sum. The ratio is the median over turns.
+    python benchmarks/journal.py --json benchmarks/results/journal.json
+
+Three runs in one process take turns, one step each: without a journal, with a journal, and with a journal and a seed,
+whose entries hold a digest of the sum. A ratio is the median over turns.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from adamas.accounting.journal import Journal, Release
 
 
 def entry(folder: Path, count: int) -> float:
-    """Returns the median seconds of one entry with its sync."""
+    """Returns the median seconds of writing and syncing one entry."""
     journal = Journal(folder / "alone")
     journal.restart()
     taken = []

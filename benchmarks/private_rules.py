@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Measures a whole private step by rule: geometry, clipping, noise, update.
+"""Measures a whole private step of each rule: geometry, clipping, noise, update.
 
     python benchmarks/private_rules.py --threads 1 --json benchmarks/results/private-rules-1-thread.json
 
-The rules take turns, a step each, each on its own model, so that drift of the machine affects all alike. A ratio is the
-median over rounds of a step's time divided by that of `adam` in the same round. Models and batches are those
-of peers.py.
+The rules take turns, one step each, so that drift of the machine affects all alike. A ratio is the median over rounds of
+a step's time divided by that of `adam` in the same round. Models and batches are those of `peers.py`.
 """
 
 import argparse
@@ -15,45 +14,27 @@ import statistics
 import time
 from pathlib import Path
 
-import peers
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from peer_steps.catalog import WORKLOADS
+from private_step import private_step
 
-from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
-from adamas.privatize import privatize
 from adamas.rules import RULES
 
 BASE = "adam"
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
-
-
 class Contestant:
-    """A rule and its own model."""
+    """A rule with its own model."""
 
     def __init__(self, name: str, workload: str) -> None:
-        self.model, x, y = peers.build_workload(workload)
+        self.model, x, y = WORKLOADS[workload].build()
         self.batch = (x, y)
         self.rule = RULES[name](self.model.parameters())
         self.noise = GaussianNoise(seed=0)
 
     def step(self) -> None:
-        engine = ENGINES["bookkeeping"](self.model, loss, self.batch)
-        release = privatize(
-            [(engine, 0)],
-            self.rule.geometry().scaled(1.0),
-            noise_multiplier=1.0,
-            expected_batch_size=len(self.batch[0]),
-            noise=self.noise,
-            charge=lambda _: (),
-        )
-        release.write_to(self.rule)
-        self.rule.step()
+        private_step(self.model, self.rule, self.batch, self.noise)
 
 
 def measure(workload: str, rules: list[str], rounds: int, warmup: int) -> dict[str, list[float]]:
@@ -94,7 +75,7 @@ def main() -> None:
             }
             for name, each in seconds.items()
         }
-    print("| rule | " + " | ".join(f"{w}: {peers.WORKLOADS[w]['note']}" for w in results) + " |")
+    print("| rule | " + " | ".join(f"{w}: {WORKLOADS[w].note}" for w in results) + " |")
     print("|---" * (len(results) + 1) + "|")
     for name in rules:
         cells = [

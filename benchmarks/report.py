@@ -24,7 +24,7 @@ LABELS = {
 
 
 def ratio(rows: dict, method: str, base: str = "floor") -> float | None:
-    """Returns the median over rounds of a method's time, relative to another method in the same round."""
+    """Returns the median over rounds of a method's time relative to another method's in the same round."""
     if not rows.get(method, {}).get("ok") or "round_medians" not in rows[method]:
         return None
     pairs = zip(rows[method]["round_medians"], rows[base]["round_medians"], strict=True)

@@ -5,9 +5,9 @@
     python benchmarks/rules.py --rules adam,micro-adam --layouts one,forty --reps 30
     NUMBA_DISABLE_JIT=1 python benchmarks/rules.py --rules micro-adam    # without its compiled step
 
-All optimizers of a layout take turns, a step each, so that drift of the machine affects all alike. A ratio is the
+All optimizers of a layout take turns, one step each, so that drift of the machine affects all alike. A ratio is the
 median over rounds of a step's time divided by that of `torch.optim.Adam` in the same round. Only `step()` is timed,
-with torch's wrapper around it; the release is written before. Parameters and gradients are random, in float32. A
+with torch's wrapper around it. The release is written beforehand. Parameters and gradients are random, in float32. A
 rule whose clipping has a scale per coordinate gets a noise variance per coordinate.
 """
 
@@ -51,7 +51,7 @@ LAYOUTS = {
 
 
 class Contestant:
-    """An optimizer with its own parameters, and how it gets a gradient."""
+    """An optimizer with its own parameters."""
 
     def __init__(self, name: str, shapes: list[tuple[int, ...]]) -> None:
         self.name = name
@@ -95,7 +95,7 @@ def measure(layout: str, names: list[str], reps: int, warmup: int) -> dict:
     for name in names:
         try:
             contestants.append(Contestant(name, shapes))
-        except TypeError as error:  # it needs an argument computed from data
+        except TypeError as error:  # the rule needs an argument that is computed from data
             rows[name] = {"skipped": str(error)}
     # Two gradients, so that the coordinates that a rule selects change from step to step.
     gradients = [[NOISE_STD * torch.randn(shape) for shape in shapes] for _ in range(2)]
@@ -153,7 +153,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--reps", type=int, default=20)
-    parser.add_argument("--warmup", type=int, default=12, help="steps before; MicroAdam's window has 10")
+    parser.add_argument(
+        "--warmup", type=int, default=12, help="steps before the first that counts; MicroAdam's window has 10"
+    )
     parser.add_argument("--rules", default=",".join(RULES), help="comma-separated names, all by default")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     args = parser.parse_args()

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 METHODS = ["plain", "adamas", "adamas_coord"]
-# (workload, what varies, its values)
+# workload, the option that varies, its values
 AXES = [
     ("W1", "batch", [64, 128, 256, 512, 1024]),
     ("W2", "batch", [32, 64, 128, 256]),

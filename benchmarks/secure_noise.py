@@ -3,9 +3,9 @@
 
     python benchmarks/secure_noise.py --json benchmarks/results/secure-noise.json
 
-The noises take turns, a draw or a step each, so that drift of the machine affects all alike. A ratio is the median over
-rounds of a time divided by that of the default noise in the same round. Times are wall time, and processor time in
-brackets, which a busy machine changes less. `secure` draws from AES-256 in counter mode; `secure, SHAKE-256` is the
+The noises take turns, one draw or one step each, so that drift of the machine affects all alike. A ratio is the median over
+rounds of a time divided by that of the default noise in the same round. Brackets have the ratio of processor times, which
+a busy machine changes less. `secure` draws from AES-256 in counter mode; `secure, SHAKE-256` is the
 fallback without the package cryptography.
 """
 
@@ -17,13 +17,11 @@ import time
 from pathlib import Path
 
 import torch
+from private_step import private_step
 from torch import nn
-from torch.nn import functional as F
 
 from adamas import _streams
-from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
-from adamas.privatize import privatize
 from adamas.rules import RULES
 from adamas.secure_noise import SecureNoise
 
@@ -64,19 +62,7 @@ class Step:
         self.noise = GaussianNoise(0) if kind == BASE else SecureNoise()
 
     def turn(self):
-        def loss(model, batch):
-            return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-        release = privatize(
-            [(ENGINES["bookkeeping"](self.model, loss, self.batch), 0)],
-            self.rule.geometry().scaled(1.0),
-            noise_multiplier=1.0,
-            expected_batch_size=len(self.batch[0]),
-            noise=self.noise,
-            charge=lambda _: (),
-        )
-        release.write_to(self.rule)
-        self.rule.step()
+        private_step(self.model, self.rule, self.batch, self.noise)
 
 
 def race(contestants, rounds, warmup):

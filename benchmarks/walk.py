@@ -1,6 +1,6 @@
-"""Counts the changes of file that a reader makes who follows one private step, with checkpoint and budget on.
+"""Counts how often a reader changes files when following one private step, with checkpoint and budget on.
 
-    python benchmarks/walk.py            # the numbers
+    python benchmarks/walk.py            # prints the counts
     python benchmarks/walk.py --list     # also each file, in the order in which the step first enters it
 
 A change of file is a call from a function in one file of adamas to a function in another. A pair of functions counts
@@ -54,7 +54,7 @@ def loss(model, batch):
 
 
 def walk_of_one_step(warmup=3):
-    """Returns the calls between files of one step, after some steps that fill caches."""
+    """Returns the calls between files in one step, after warm-up steps that fill caches."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(1000, 20), torch.randint(0, 10, (1000,)))
@@ -84,7 +84,7 @@ def walk_of_one_step(warmup=3):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--list", action="store_true", help="list the files, with how many changes lead into each"
+        "--list", action="store_true", help="list the files, with the number of changes that lead into each"
     )
     arguments = parser.parse_args()
     calls = walk_of_one_step()

@@ -15,7 +15,9 @@ Every coordinate of v is sent, which doubles an upload. Parameters are averaged 
 Y. Sun, L. Shen, H. Sun, L. Ding and D. Tao, "Efficient Federated Learning via Local Adaptive Amended
 Optimizer with Linear Speedup", IEEE TPAMI, 2023, arXiv:2308.00522.
 
-Differs from the paper, which is not private: gradients are private.
+Differs from the paper: gradients are private, and (3) divides by the second moment itself, with epsilon, as
+the DP-FedLADA that DP-FedAdamW (arXiv:2602.19945) compares with. The paper divides by its running maximum
+(AMSGrad) without epsilon: under noise, a maximum never comes down again.
 """
 
 from collections.abc import Sequence

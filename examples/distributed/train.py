@@ -1,4 +1,4 @@
-"""Private training on several processes, with a checkpoint: handwritten digits.
+"""Trains privately on handwritten digits, on several processes and with a checkpoint.
 
     torchrun --standalone --nproc-per-node 2 examples/distributed/train.py
 
@@ -20,13 +20,13 @@ STEPS = int(os.environ.get("STEPS", "60"))
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """One loss per example."""
+    """Returns one loss per example."""
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none")
 
 
 def main() -> None:
-    """Trains, on every rank."""
+    """Trains, and prints the accuracy on one rank."""
     torch.manual_seed(0)  # the same initial weights on every rank
     digits = data.load("digits")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))

@@ -1,5 +1,6 @@
-"""Fixtures that several tests of the accounting use."""
+"""Fixtures of several tests of the accounting."""
 
+from tests.support.exact_deltas import digits
 from tests.support.keys_of_noise import keys, ledger
 
-__all__ = ["keys", "ledger"]
+__all__ = ["digits", "keys", "ledger"]

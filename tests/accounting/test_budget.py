@@ -1,4 +1,4 @@
-"""Budgets: of a run, and of all runs on a data set."""
+"""The budget of a run, and of all runs on a data set."""
 
 import sqlite3
 
@@ -9,27 +9,27 @@ import torch
 import adamas
 from adamas import DataLedger, calibrate
 from adamas.accounting.budget import Budget
+from tests.support.dp_events import gaussian, sampled
 from tests.support.processes import fork_server
 from tests.support.small_runs import finish, make_run
-from tests.support.stopped_runs import stopped
+from tests.support.stopped_runs import parameters, stopped
 
-STEP = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
-OTHER = dp_accounting.GaussianDpEvent(4.0)
+STEP, OTHER = sampled(1.0), gaussian(4.0)
 
 
 def cost(*entries, delta=1e-5):
-    """What dp_accounting says of events, by RDP with Opacus' orders."""
+    """Returns the epsilon of events by dp_accounting, from RDP at the orders of Opacus."""
     accountant = dp_accounting.rdp.RdpAccountant(adamas.accounting.composition.RDP_ORDERS)
     for event, count in entries:
         accountant.compose(event, count)
     return accountant.get_epsilon(delta)
 
 
-# --- of a run -------------------------------------------------------------------------------------------
+# --- the budget of a run --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_budget_pays_for_what_costs_no_more():
+def test_a_budget_covers_whatever_costs_no_more():
     budget = Budget(3.0, 1e-5, "rdp")
     affordable = [n for n in range(1, 25) if cost((STEP, n)) <= 3.0]
     assert 1 < len(affordable) < 24
@@ -41,7 +41,7 @@ def test_a_budget_pays_for_what_costs_no_more():
     assert [n for n in range(1, 25) if budget.covers([(OTHER, 1), (STEP, n)], STEP, 20)] == with_other
 
 
-def test_a_budget_is_searched_once(monkeypatch):
+def test_the_number_of_covered_steps_is_searched_once(monkeypatch):
     budget = Budget(3.0, 1e-5, "rdp")
     asked = []
     affords = budget._affords
@@ -53,7 +53,7 @@ def test_a_budget_is_searched_once(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_with_given_noise_ends_at_its_budget():
+def test_a_run_with_a_given_noise_multiplier_ends_at_max_epsilon():
     run = make_run(max_epsilon=2.0, steps=50, accountant="rdp")
     assert 1 <= run.steps < 50
     finish(run)
@@ -82,13 +82,13 @@ def test_shuffled_runs_end_at_whole_epochs():
         ({"max_epsilon": -1.0}, "max_epsilon=-1.0"),
     ],
 )
-def test_wrong_limits(changes, message):
+def test_a_bad_max_epsilon_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make_run(**changes)
 
 
 @pytest.mark.slow
-def test_more_steps_need_a_new_budget_and_get_what_is_left_of_it():
+def test_an_extension_needs_a_new_budget_and_spends_the_rest_of_it():
     run = make_run(noise_multiplier=None, epsilon=1.0, accountant="rdp")
     finish(run)
     spent = run.epsilon()
@@ -108,7 +108,7 @@ def test_more_steps_need_a_new_budget_and_get_what_is_left_of_it():
     assert run.epsilon() == pytest.approx(expected)
 
 
-def test_the_noise_of_more_steps_is_what_the_release_says():
+def test_a_release_of_an_extension_states_its_own_noise_variance():
     run = make_run(noise_multiplier=1.0)
     finish(run)
     run.extend(steps=1, noise_multiplier=3.0)
@@ -117,7 +117,7 @@ def test_the_noise_of_more_steps_is_what_the_release_says():
     assert variances == {(3.0 / 12) ** 2}
 
 
-# --- of a data set --------------------------------------------------------------------------------------
+# --- the budget of a data set ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def ledger(tmp_path):
 
 def test_runs_on_one_data_set_add_up(ledger):
     first = make_run(data_ledger=ledger, seed=1)
-    assert ledger.epsilon() == 0.0  # a run that has not begun
+    assert ledger.epsilon() == 0.0  # the run has not begun
     finish(first)
     assert ledger.epsilon() == pytest.approx(first.epsilon("rdp"))
     second = make_run(data_ledger=str(ledger.path), seed=2)
@@ -137,20 +137,20 @@ def test_runs_on_one_data_set_add_up(ledger):
     assert [one.finished for one in ledger.spendings()] == [True, True]
 
 
-def test_a_run_that_the_rest_does_not_pay_for_releases_nothing(ledger):
+def test_a_run_beyond_the_remaining_budget_releases_nothing(ledger):
     finish(make_run(data_ledger=ledger, steps=12))
     run = make_run(data_ledger=ledger, steps=30)
-    before = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
+    before = parameters(run)
     with pytest.raises(adamas.BudgetError, match=r"above its budget of 5 .* is spent or reserved"):
         finish(run)
     assert run.ledger.entries == []
     assert run.noise.draws == 0
-    assert torch.equal(torch.nn.utils.parameters_to_vector(run.model.parameters()), before)
+    assert torch.equal(parameters(run), before)
     assert len(ledger.spendings()) == 1
 
 
 @pytest.mark.slow
-def test_the_rest_of_a_budget_is_one_call(ledger):
+def test_the_ledger_calibrates_noise_to_the_remaining_budget(ledger):
     finish(make_run(data_ledger=ledger))
     z = ledger.noise_multiplier(sampling_rate=0.2, steps=10)
     run = make_run(data_ledger=ledger, steps=10, noise_multiplier=z)
@@ -160,7 +160,7 @@ def test_the_rest_of_a_budget_is_one_call(ledger):
         finish(make_run(data_ledger=ledger, steps=10, noise_multiplier=z))
 
 
-def test_a_run_that_stops_keeps_its_reservation_until_it_is_closed(ledger):
+def test_a_stopped_run_keeps_its_reservation_until_it_is_closed(ledger):
     run = stopped(make_run(data_ledger=ledger), 2)
     (open_run,) = ledger.spendings()
     assert sum(count for _, count in open_run.entries) == 6
@@ -169,7 +169,7 @@ def test_a_run_that_stops_keeps_its_reservation_until_it_is_closed(ledger):
     (closed,) = ledger.spendings()
     assert closed.entries == run.ledger.entries
     assert closed.finished
-    finish(run)  # it goes on all the same, and reserves again
+    finish(run)  # a closed run may continue; it reserves again
     (whole,) = ledger.spendings()
     assert sum(count for _, count in whole.entries) == 6
 
@@ -184,22 +184,22 @@ def test_releases_beyond_the_plan_are_reserved_before_they_are_made(ledger):
     assert ledger.epsilon() == pytest.approx(run.epsilon("rdp"))
 
 
-def test_a_run_that_dies_and_goes_on_spends_once(ledger, tmp_path):
+def test_a_run_that_dies_and_is_resumed_spends_once(ledger, tmp_path):
     file = tmp_path / "run.safetensors"
     run = make_run(data_ledger=ledger)
     run.save(file)
     stopped(run, 3)
     resumed = adamas.load(file, make_run(data_ledger=ledger))
     finish(resumed)
-    died, went_on = ledger.spendings()
-    assert [sum(count for _, count in one.entries) for one in (died, went_on)] == [3, 3]
-    assert died.finished
-    assert went_on.finished
+    dead, continued = ledger.spendings()
+    assert [sum(count for _, count in one.entries) for one in (dead, continued)] == [3, 3]
+    assert dead.finished
+    assert continued.finished
     assert ledger.epsilon() == pytest.approx(cost(*resumed.ledger.entries, delta=1e-3))
 
 
-def test_a_run_that_died_goes_on_within_a_budget_that_pays_for_it_once(tmp_path):
-    """The budget of the data set is what the run costs, and not a step more."""
+def test_a_dead_run_is_resumed_within_a_budget_for_a_single_run(tmp_path):
+    """The budget of the data set covers the run, and not one step more."""
     price = cost((make_run().loader.sampler.event({0: [1.0]}), 6), delta=1e-3)
     ledger = DataLedger.create(tmp_path / "l", epsilon=price * 1.0001, delta=1e-3, accountant="rdp")
     file = tmp_path / "run.safetensors"
@@ -210,7 +210,8 @@ def test_a_run_that_died_goes_on_within_a_budget_that_pays_for_it_once(tmp_path)
     assert ledger.epsilon() == pytest.approx(price)
 
 
-def _spend(path, barrier, results):
+def spend(path, barrier, results):
+    """Trains with the ledger at `path` as soon as all processes are ready."""
     torch.set_num_threads(1)
     run = make_run(data_ledger=path, steps=12, seed=None)
     barrier.wait(60)
@@ -222,12 +223,12 @@ def _spend(path, barrier, results):
 
 
 @pytest.mark.subprocess
-def test_two_processes_cannot_spend_the_same_budget(ledger):
-    """The budget pays for one of four runs that begin at the same moment."""
+def test_processes_cannot_spend_the_same_budget(ledger):
+    """The budget covers one of four runs that begin at the same moment."""
     assert cost((make_run().loader.sampler.event({0: [1.0]}), 24), delta=1e-3) > 5.0
     context = fork_server()
     barrier, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_spend, args=(ledger.path, barrier, results)) for _ in range(4)]
+    processes = [context.Process(target=spend, args=(ledger.path, barrier, results)) for _ in range(4)]
     for process in processes:
         process.start()
     found = sorted(results.get(timeout=120) for _ in processes)
@@ -253,6 +254,6 @@ def test_other_files_and_relations_are_refused(ledger, tmp_path):
         DataLedger(ledger.path)
 
 
-def test_a_run_without_noise_finds_no_budget(ledger):
+def test_no_budget_covers_a_run_without_noise(ledger):
     with pytest.raises(adamas.BudgetError, match="epsilon=inf"):
         finish(make_run(data_ledger=ledger, noise_multiplier=0))

@@ -1,6 +1,6 @@
-"""Attacks on what a run spends: through the public door, with a given seed or without one.
+"""Attacks on the spending of a run through public names, with and without a given seed.
 
-Each of these once lowered an epsilon, shared noise between two sums or exceeded a budget, without an error.
+Each of them once lowered an epsilon, added the same noise to two sums or exceeded a budget, without an error.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ def doubled(model, batch):
     return 2 * loss(model, batch)
 
 
-# --- keys -----------------------------------------------------------------------------------------------
+# --- keys of the noise ----------------------------------------------------------------------------------
 
 
 def twice(run, step=0):
-    """Two releases on one batch."""
+    """Makes two releases on one batch."""
     batch = next(run.loader.batches(step, step + 1))
     run.privatize(batch)
     run.privatize(batch)
 
 
-def test_fewer_releases_on_a_batch_than_before_a_crash_do_not_share_noise(tmp_path, keys):
+def test_fewer_releases_on_a_batch_than_before_a_crash_share_no_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -48,7 +48,7 @@ def test_fewer_releases_on_a_batch_than_before_a_crash_do_not_share_noise(tmp_pa
     assert shared(keys) == []
 
 
-def test_batches_that_are_skipped_after_a_crash_do_not_share_noise(tmp_path, keys):
+def test_skipping_batches_after_a_crash_shares_no_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -60,7 +60,7 @@ def test_batches_that_are_skipped_after_a_crash_do_not_share_noise(tmp_path, key
     assert shared(keys) == []
 
 
-def test_a_second_release_on_the_batch_of_a_checkpoint_does_not_share_noise(tmp_path, keys):
+def test_a_second_release_on_the_batch_of_a_checkpoint_shares_no_noise(tmp_path, keys):
     file = tmp_path / "run.safetensors"
     run = make_run()
     run.save(file)
@@ -74,8 +74,8 @@ def test_a_second_release_on_the_batch_of_a_checkpoint_does_not_share_noise(tmp_
     assert shared(keys) == []
 
 
-def test_parameters_of_two_types_do_not_share_noise(tmp_path, keys):
-    """Each type has a draw of its own; freezing one moves the counter."""
+def test_parameters_of_two_dtypes_share_no_noise(tmp_path, keys):
+    """Each dtype has a draw of its own, so the counter of draws moves twice per release."""
 
     def fresh():
         model = make_model()
@@ -110,7 +110,7 @@ def test_parameters_of_two_types_do_not_share_noise(tmp_path, keys):
         lambda run: run.noise.load_state_dict({"draws": 1}),
     ],
 )
-def test_noise_is_not_set_back(keys, change):
+def test_noise_cannot_be_rewound(keys, change):
     run = stopped(make_run(), 2)
     change(run)
     with pytest.raises(RuntimeError, match=r"run\.noise after 2 draws"):
@@ -118,14 +118,14 @@ def test_noise_is_not_set_back(keys, change):
     assert shared(keys) == []
 
 
-def test_secure_noise_is_not_set_back():
+def test_secure_noise_cannot_be_rewound():
     run = stopped(make_run(noise="secure", seed=None), 2)
     run.noise.draws = 0
     with pytest.raises(RuntimeError, match=r"run\.noise after 2 draws"):
         finish(run)
 
 
-def test_a_run_whose_seed_another_run_has_taken_over_draws_nothing(tmp_path, keys):
+def test_a_run_draws_nothing_after_another_run_took_over_its_seed(tmp_path, keys):
     run = stopped(make_run(), 2)
     run.save(tmp_path / "run.safetensors")
     other = adamas.load(tmp_path / "run.safetensors", make_run())
@@ -138,11 +138,11 @@ def test_a_run_whose_seed_another_run_has_taken_over_draws_nothing(tmp_path, key
     assert shared(keys) == []
 
 
-# --- files ----------------------------------------------------------------------------------------------
+# --- checkpoints and journals ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [7, None])
-def test_each_of_several_files_knows_what_followed(tmp_path, keys, seed):
+def test_each_of_several_checkpoints_counts_all_later_releases(tmp_path, keys, seed):
     run = stopped(make_run(seed=seed), 1)
     run.save(tmp_path / "first")
     stopped(run, 2)
@@ -156,7 +156,7 @@ def test_each_of_several_files_knows_what_followed(tmp_path, keys, seed):
         assert other.epsilon() > run.epsilon() + 0.1
 
 
-def test_a_file_that_was_deleted_is_written_to_no_more(tmp_path):
+def test_a_deleted_checkpoint_has_no_journal(tmp_path):
     run = make_run(seed=None)
     for name in ("first", "second", "third"):
         run.save(tmp_path / name)
@@ -165,7 +165,7 @@ def test_a_file_that_was_deleted_is_written_to_no_more(tmp_path):
     assert len(run._spending.journals) == 2
 
 
-def test_another_working_folder_does_not_move_a_checkpoint(tmp_path, monkeypatch):
+def test_changing_the_working_directory_does_not_move_a_checkpoint(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "a")
@@ -184,10 +184,8 @@ FAILURES = [(Journal, "begin"), (journal, "folder_to_disk"), (_files, "folder_to
 @pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize(("where", "name"), FAILURES)
-def test_a_run_that_goes_on_after_a_save_that_failed_half_way_is_not_forgotten(
-    tmp_path, monkeypatch, where, name, moved
-):
-    """Whatever was on disk when it failed: the run refuses to go on, or the file knows what followed."""
+def test_releases_after_a_half_written_save_are_not_lost(tmp_path, monkeypatch, where, name, moved):
+    """Wherever the save failed, the run refuses to continue or the file counts its later releases."""
     file = tmp_path / "run.safetensors"
     run = make_run(seed=None)
     run.save(file)
@@ -214,7 +212,7 @@ def test_a_run_that_goes_on_after_a_save_that_failed_half_way_is_not_forgotten(
 
 
 @pytest.mark.parametrize("place", ["charged", "recorded"])
-def test_a_signal_handler_does_not_save_in_the_middle_of_a_release(tmp_path, monkeypatch, place):
+def test_a_signal_handler_cannot_save_in_the_middle_of_a_release(tmp_path, monkeypatch, place):
     run = make_run()
     run.save(tmp_path / "run.safetensors")
     owner, name = {"charged": (GaussianNoise, "release_"), "recorded": (Spending, "_record_in")}[place]
@@ -233,7 +231,7 @@ def test_a_signal_handler_does_not_save_in_the_middle_of_a_release(tmp_path, mon
     assert adamas.load(tmp_path / "run.safetensors", make_run()).epsilon() >= spent
 
 
-def test_a_thread_that_saves_waits_for_the_release(tmp_path, monkeypatch):
+def test_a_save_in_another_thread_waits_for_the_release(tmp_path, monkeypatch):
     run = make_run()
     original = GaussianNoise.release_
     threads = []
@@ -254,7 +252,7 @@ def test_a_thread_that_saves_waits_for_the_release(tmp_path, monkeypatch):
     assert (other.steps_done, other.noise.draws) == (1, 1)
 
 
-def test_a_state_does_not_take_the_place_of_releases_from_a_journal(tmp_path):
+def test_loading_a_state_does_not_discard_releases_from_a_journal(tmp_path):
     run = make_run()
     state = copy.deepcopy(run.state_dict())
     run.save(tmp_path / "run.safetensors")
@@ -265,19 +263,19 @@ def test_a_state_does_not_take_the_place_of_releases_from_a_journal(tmp_path):
     assert other.epsilon() == pytest.approx(run.epsilon())
 
 
-# --- settings -------------------------------------------------------------------------------------------
+# --- samplers, ledgers and accounts ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["batch_size", "dataset_size", "seed", "rate", "max_batch_size"])
-def test_the_settings_of_a_sampler_do_not_change(name):
+def test_the_settings_of_a_sampler_cannot_be_changed(name):
     run = make_run(sampling="truncated-poisson", max_batch_size=30, batch_size=20)
     with pytest.raises(AttributeError):
         setattr(run.loader.sampler, name, 1)
     with pytest.raises(AttributeError):
-        run.noise.seed.given = None  # a secret seed has no releases to compare with
+        run.noise.seed.given = None  # a secret seed would turn off the comparison of releases
 
 
-def test_another_sampler_is_refused():
+def test_replacing_the_sampler_is_refused():
     run = make_run(batch_size=1)
     own, run.loader.sampler = run.loader.sampler, Poisson(60, 60, 7)
     with pytest.raises(RuntimeError, match=r"run\.loader\.sampler"):
@@ -289,7 +287,7 @@ def test_another_sampler_is_refused():
     assert run.noise.draws == 0
 
 
-def test_the_ledger_of_a_run_forgets_nothing():
+def test_the_ledger_of_a_run_cannot_be_reset():
     run = stopped(make_run(), 2)
     spent = run.epsilon()
     with pytest.raises(RuntimeError, match="released nothing"):
@@ -300,12 +298,12 @@ def test_the_ledger_of_a_run_forgets_nothing():
 
 
 @pytest.mark.parametrize("name", ["budget", "delta", "accountant", "relation"])
-def test_the_budget_of_a_data_set_is_not_changed_from_outside(ledger, name):
+def test_the_budget_of_a_data_set_cannot_be_changed_from_outside(ledger, name):
     with pytest.raises(AttributeError):
         setattr(ledger, name, getattr(DataLedger(ledger.path), name))
 
 
-def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):
+def test_a_finished_account_never_shrinks(ledger, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     run = make_run(data_ledger=ledger, seed=None)
@@ -320,14 +318,14 @@ def test_an_account_that_has_finished_never_has_less(ledger, tmp_path):
         ledger.reserve(account.id, [])
     del run
     shutil.rmtree(folder)
-    (tmp_path / "backup").rename(folder)  # an older journal, which knows of no release
+    (tmp_path / "backup").rename(folder)  # an older journal, without any release
     other = adamas.load(folder / "run.safetensors", make_run(data_ledger=ledger, seed=None))
     assert ledger.epsilon() == spent
     finish(other)
     assert known(ledger) == 6 + 6
 
 
-def test_a_fork_does_not_give_back_what_its_parent_has_reserved(ledger):
+def test_a_fork_cannot_return_the_reservation_of_its_parent(ledger):
     run = stopped(make_run(data_ledger=ledger, data=make_data()), 1)
     child = os.fork()
     if not child:

@@ -1,10 +1,8 @@
-"""`adamas audit`: a lower bound that holds, that is not 0, and that catches a sabotaged run."""
+"""`adamas audit`: the lower bound is valid, above 0, and catches a sabotaged run."""
 
 import json
 import math
 import re
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import adamas
@@ -20,19 +17,17 @@ import adamas.privatize
 from adamas import rules
 from adamas._streams import Seed
 from adamas.accounting.ledger import Ledger
+from adamas.audit import canaries as canaries_module
 from adamas.audit.canaries import Canaries
 from adamas.audit.one_run import audit, bound, least_false_rate, p_value, rates
 from adamas.check.replay import Silent, whitened_sums
 from adamas.engines import ENGINES
 from adamas.noise import GaussianNoise
 from tests.support.command_line import call
+from tests.support.small_runs import loss
+from tests.support.user_modules import user_modules
 
 N = 600
-
-
-def loss(model, batch):
-    x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def data():
@@ -42,6 +37,7 @@ def data():
 
 
 def maker(rule="adam", **changes):
+    """Returns a function that makes a fresh run; `changes` replace options of `adamas.make_private`."""
     settings = {"batch_size": 60, "steps": 30, "noise_multiplier": 1.0, "delta": 1e-5, "accountant": "rdp"}
 
     def make_run():
@@ -53,7 +49,7 @@ def maker(rule="adam", **changes):
     return make_run
 
 
-# --- sound runs: with these seeds; without them 1 audit in 20 may be wrong --------------------------------
+# --- sound runs, with fixed seeds: without them 1 audit in 20 may be wrong --------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +65,12 @@ def test_the_bound_is_below_the_claim_and_not_0_for_every_rule(rule, of_sgd):
     assert result.canaries == 300
     assert 5.0 < result.lower_bound < result.claimed < 22.0
     assert result.any_mechanism > 1.0
-    # In its own geometry every rule makes the same release, whatever the examples beside the canaries do.
+    # In its own geometry, every rule makes the same release of the canaries.
     assert result.any_mechanism == pytest.approx(of_sgd.any_mechanism, abs=0.2)
 
 
 @pytest.mark.audits
-def test_more_noise_gives_a_lower_bound_and_none_gives_a_higher_one():
+def test_the_bound_falls_as_the_noise_grows():
     quiet, usual, loud = (
         audit(maker(noise_multiplier=z, batch_size=120, steps=20), seed=2) for z in (0.6, 1.2, 5.0)
     )
@@ -87,7 +83,7 @@ def test_more_noise_gives_a_lower_bound_and_none_gives_a_higher_one():
     "sampling", [{"sampling": "shuffled"}, {"sampling": "truncated-poisson", "max_batch_size": 100}]
 )
 def test_other_samplers_are_audited(sampling, monkeypatch):
-    monkeypatch.setattr(adamas.PrivateRun, "epsilon", lambda self: 9.0)  # composing takes long
+    monkeypatch.setattr(adamas.PrivateRun, "epsilon", lambda self: 9.0)  # composing is slow
     result = audit(maker(noise_multiplier=2.0, accountant="pld", **sampling), seed=0)
     assert result.verdict in ("pass", "out of reach")
     assert 0 <= result.lower_bound < 9.0
@@ -95,7 +91,7 @@ def test_other_samplers_are_audited(sampling, monkeypatch):
 
 
 @pytest.mark.audits
-def test_micro_batches_and_steps_and_runs():
+def test_an_audit_counts_its_steps_runs_and_canaries():
     result = audit(maker(noise_multiplier=0.6, micro_batch_size=7), seed=0, steps=4, canaries=60, runs=3)
     assert (result.steps, result.runs, result.canaries) == (4, 3, 180)
     assert result.claimed < audit(maker(noise_multiplier=0.6), seed=0, canaries=10).claimed
@@ -108,7 +104,7 @@ def test_a_run_without_noise_claims_nothing():
     assert result.any_mechanism > 2.0
 
 
-def test_the_user_is_not_touched():
+def test_an_audit_leaves_the_run_unchanged():
     run = maker()()
     before, names = run.loader, list(ENGINES)
     planted = Canaries(run, 20, Seed(0).generator("canaries", 0))
@@ -125,7 +121,7 @@ def test_the_user_is_not_touched():
 
 @pytest.mark.parametrize("rule", ["sgd", "macadam", "dp2-rmsprop"])
 def test_a_canary_adds_one_unit_along_its_own_coordinate(rule):
-    run = maker(rule, batch_size=N)()  # all take part in every step
+    run = maker(rule, batch_size=N)()  # every example takes part in every step
     run.noise = Silent(run.noise.seed)
     planted = Canaries(run, 50, Seed(3).generator("canaries", 0))
     run = planted.run
@@ -140,16 +136,10 @@ def test_a_canary_adds_one_unit_along_its_own_coordinate(rule):
         planted.watch(release)
         release.write_to(run.rule)
         run.rule.step()
-        planted._geometry = module_geometry(run, planted)
+        planted._geometry = canaries_module._at(run.geometry(), planted._coordinates)
         if number == 3:
             break
     assert planted.scores[planted.included].min() > planted.scores[~planted.included].max()
-
-
-def module_geometry(run, planted):
-    from adamas.audit import canaries as _canaries
-
-    return _canaries._at(run.geometry(), planted._coordinates)
 
 
 # --- sabotaged runs -------------------------------------------------------------------------------------
@@ -159,13 +149,21 @@ def no_noise(monkeypatch):
     monkeypatch.setattr(GaussianNoise, "add_normal_", lambda self, out, *rest, **options: out)
 
 
-def noise_on_the_mean(monkeypatch):
+def divide_noise(monkeypatch, divisor):
     original = GaussianNoise.add_normal_
     monkeypatch.setattr(
         GaussianNoise,
         "add_normal_",
-        lambda self, out, std, *rest, **options: original(self, out, std / 60, *rest, **options),
+        lambda self, out, std, *rest, **options: original(self, out, std / divisor, *rest, **options),
     )
+
+
+def noise_on_the_mean(monkeypatch):
+    divide_noise(monkeypatch, 60)  # the batch size
+
+
+def a_third_of_the_noise(monkeypatch):
+    divide_noise(monkeypatch, 3)
 
 
 def no_clipping(monkeypatch):
@@ -174,15 +172,6 @@ def no_clipping(monkeypatch):
 
 def no_records(monkeypatch):
     monkeypatch.setattr(Ledger, "record_release", lambda self, sampler, step, z: None)
-
-
-def a_third_of_the_noise(monkeypatch):
-    original = GaussianNoise.add_normal_
-    monkeypatch.setattr(
-        GaussianNoise,
-        "add_normal_",
-        lambda self, out, std, *rest, **options: original(self, out, std / 3, *rest, **options),
-    )
 
 
 def nothing(monkeypatch):
@@ -209,14 +198,14 @@ def test_a_sabotaged_run_is_caught(monkeypatch, sabotage, verdict):
 
 
 @pytest.mark.audits
-def test_the_bound_of_a_sharper_accountant_is_caught_too(monkeypatch):
+def test_a_run_without_noise_is_caught_under_pld_too(monkeypatch):
     no_noise(monkeypatch)
     assert audit(maker(accountant="pld"), seed=0).verdict == "fail"
 
 
 @pytest.mark.audits
 @pytest.mark.parametrize("sabotage", [no_noise, noise_on_the_mean, no_clipping])
-def test_the_bound_for_any_mechanism_catches_a_small_claim_alone(monkeypatch, sabotage):
+def test_the_bound_for_any_mechanism_is_enough_to_catch_a_small_claim(monkeypatch, sabotage):
     make_run = maker(noise_multiplier=2.5, batch_size=60)
     sabotage(monkeypatch)
     result = audit(make_run, seed=0)
@@ -234,9 +223,9 @@ def test_releases_that_are_not_recorded_are_caught(monkeypatch):
 
 
 def test_the_p_value_is_that_of_the_paper():
-    # delta = 0: a binomial tail.
+    # With delta = 0: a binomial tail.
     assert p_value(100, 80, 60, 1.0, 0.0) == pytest.approx(stats.binom.sf(59, 80, 1 / (1 + math.exp(-1))))
-    # With delta: a loop over i, written from the theorem.
+    # With delta > 0: a loop over i, from the theorem.
     q, m, r, v, delta = 1 / (1 + math.exp(-0.7)), 200, 50, 41, 1e-3
     steepest = max(sum(stats.binom.pmf(j, r, q) for j in range(v - i, v)) / i for i in range(1, v + 1))
     expected = stats.binom.sf(v - 1, r, q) + 2 * m * delta * steepest
@@ -244,16 +233,16 @@ def test_the_p_value_is_that_of_the_paper():
     assert p_value(10, 10, 0, 0.0, 0.0) == 1.0
 
 
-def test_the_bound_for_any_mechanism_is_wrong_as_rarely_as_it_says():
+def test_the_bound_for_any_mechanism_has_the_stated_error_rate():
     epsilon, generator, wrong, shown = 1.0, np.random.default_rng(0), 0, []
-    for _ in range(40):  # randomised response, the worst mechanism
+    for _ in range(40):  # of randomized response, the worst mechanism
         included = generator.random(400) < 0.5
         right = generator.random(400) < 1 / (1 + math.exp(-epsilon))
         scores = np.where(included == right, 1.0, 0.0) + 1e-6 * generator.random(400)
         lower = bound(scores, included, 0.0, 0.95)[0]
         wrong += lower > epsilon
         shown.append(lower)
-    assert wrong <= 6  # more with probability 0.3% if 1 in 20 were wrong
+    assert wrong <= 6  # 7 or more have probability 0.3% if 1 in 20 is wrong
     assert np.median(shown) > 0.4
 
 
@@ -265,7 +254,7 @@ def gaussian_profile(mu):
     return epsilons, deltas
 
 
-def test_the_bound_for_gaussians_is_wrong_as_rarely_as_it_says_and_tight():
+def test_the_bound_for_gaussians_has_the_stated_error_rate_and_is_tight():
     generator, mu, wrong, near = np.random.default_rng(1), 2.0, 0, 0
     true, less = gaussian_profile(mu), gaussian_profile(0.7 * mu)
     for _ in range(200):
@@ -306,11 +295,8 @@ MODULE = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "module_of_the_audit.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("module_of_the_audit", None)
+    with user_modules(tmp_path, monkeypatch, module_of_the_audit=MODULE):
+        yield tmp_path
 
 
 def test_the_command_prints_words_or_json_and_exits_by_the_verdict(capsys, folder, monkeypatch):
@@ -330,13 +316,13 @@ def test_the_command_prints_words_or_json_and_exits_by_the_verdict(capsys, folde
 
 
 @pytest.mark.parametrize("option", ["--confidence=1", "--runs=0", "--canaries=-1", "--steps=-3"])
-def test_an_option_without_sense_is_one_line(capsys, folder, option):
+def test_a_bad_option_gives_one_line_and_exit_code_2(capsys, folder, option):
     code, printed, error = call(capsys, "audit", "module_of_the_audit:make_run", option)
     assert (code, printed) == (2, "")
     assert error.count("\n") == 1
 
 
-def test_the_module_of_the_page_makes_runs():
+def test_the_module_in_the_docs_can_be_audited():
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     names = {}

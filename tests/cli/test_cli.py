@@ -26,16 +26,7 @@ def test_train_writes_result_model_and_ledger(capsys, tmp_path):
     out = tmp_path / "run"
     code, printed, _ = call(
         capsys,
-        "train",
-        "--steps",
-        "4",
-        "--noise-multiplier",
-        "1.5",
-        "--seed",
-        "3",
-        "--out",
-        str(out),
-        "--json",
+        *("train", "--steps", "4", "--noise-multiplier", "1.5", "--seed", "3", "--out", out, "--json"),
     )
     assert code == 0
     result = json.loads((out / "result.json").read_text())
@@ -60,7 +51,7 @@ def test_train_writes_result_model_and_ledger(capsys, tmp_path):
     assert accuracy(model, digits.test) == result["test_accuracy"]
 
 
-def test_training_on_held_out_examples_does_not_speak_of_a_test(capsys, tmp_path, monkeypatch):
+def test_accuracy_on_held_out_examples_is_not_called_test_accuracy(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [*QUICK, "--schedule", "cosine", "--ema", "0.9", "--seed", "0"]
     code, printed, _ = call(capsys, "train", "--data", "digits/validation", *options)
@@ -73,7 +64,7 @@ def test_training_on_held_out_examples_does_not_speak_of_a_test(capsys, tmp_path
     assert (settings["schedule"], settings["ema"]) == ("cosine", 0.9)
 
 
-def test_the_same_seed_gives_the_same_model_and_no_seed_is_written(capsys, tmp_path):
+def test_a_seed_reproduces_the_model_and_a_secret_seed_is_not_written(capsys, tmp_path):
     for name in ("a", "b"):
         assert call(capsys, "train", *QUICK, "--seed", "1", "--out", str(tmp_path / name))[0] == 0
     assert call(capsys, "train", *QUICK, "--out", str(tmp_path / "c"))[0] == 0
@@ -115,7 +106,7 @@ def test_no_noise_is_reported_as_no_privacy(capsys, tmp_path):
     assert "inf" in printed
 
 
-def test_a_large_seed_is_a_seed(capsys, tmp_path):
+def test_a_seed_may_be_large(capsys, tmp_path):
     code, _, _ = call(capsys, "train", *QUICK, "--seed", str(2**200), "--out", str(tmp_path / "run"))
     assert code == 0
 
@@ -143,15 +134,7 @@ def test_the_calculators_agree_with_the_published_values(capsys):
     assert json.loads(printed)["epsilon"] == pytest.approx(7.479, abs=5e-4)
     code, printed, _ = call(
         capsys,
-        "noise",
-        "--epsilon",
-        "7",
-        "--sampling-rate",
-        "0.02048",
-        "--steps",
-        "3430",
-        "--accountant",
-        "rdp",
+        *("noise", "--epsilon", "7", "--sampling-rate", "0.02048", "--steps", "3430", "--accountant", "rdp"),
     )
     assert code == 0
     assert float(printed.split()[-1]) == pytest.approx(1.107, abs=1e-3)
@@ -193,7 +176,7 @@ def test_the_calculators_agree_with_the_published_values(capsys):
         (["magic"], "magic"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, message):
+def test_an_error_gives_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, printed, error = call(capsys, *arguments)
     assert code == 2
@@ -230,5 +213,5 @@ def test_training_on_digits_learns_within_its_budget(capsys, tmp_path):
     assert code == 0
     result = json.loads(printed)
     assert result["epsilon"] <= 3.0
-    assert result["test_accuracy"] > 0.88  # 92.5% on the machine where it was written
+    assert result["test_accuracy"] > 0.88  # 92.5% when the test was written
     assert math.isclose(result["steps"], 180)

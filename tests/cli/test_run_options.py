@@ -1,4 +1,4 @@
-"""`adamas train` and `Settings` take every option of a run, and name none of them again."""
+"""`adamas train` and `Settings` take every option of a run without declaring it again."""
 
 from dataclasses import dataclass, field, fields
 
@@ -10,7 +10,7 @@ from adamas.cli.options import run_options, takes_run_options
 from adamas.experiment import Settings
 from adamas.run.options import RunOptions, TrainingOptions, shown
 
-GIVEN = {  # a value of each option that is not its default, as a text and as a value
+GIVEN = {  # for each option a value other than its default: on the command line, and in Python
     "batch_size": ("32", 32),
     "delta": ("0.0001", 1e-4),
     "ema": ("0.5", 0.5),
@@ -40,7 +40,7 @@ class Reached(Exception):
 
 
 def reached(monkeypatch, arguments):
-    """What `adamas train` gives to `train_and_save`."""
+    """Returns the arguments that `adamas train` passes to `train_and_save`."""
     seen = {}
 
     def train_and_save(settings, out, **others):
@@ -62,12 +62,12 @@ def test_an_option_of_a_run_reaches_the_training(name, monkeypatch):
     assert (getattr(seen["settings"], name) if held else seen[name]) == value
 
 
-def test_the_file_of_a_ledger_reaches_the_training(monkeypatch, tmp_path):
+def test_the_path_of_a_ledger_reaches_the_training(monkeypatch, tmp_path):
     path = tmp_path / "data.ledger"
     assert reached(monkeypatch, ["--data-ledger", str(path)])["data_ledger"] == path
 
 
-def test_settings_and_command_line_name_no_option_again():
+def test_settings_declare_no_option_again():
     assert "__annotations__" not in vars(Settings) or not Settings.__annotations__
     names = [one.name for one in fields(Settings)]
     assert set(names) >= {one.name for one in fields(TrainingOptions)}
@@ -83,7 +83,7 @@ def test_settings_hand_every_option_to_make_private():
     assert handed.keys() <= {one.name for one in fields(RunOptions)}
 
 
-def test_a_new_option_is_written_in_one_place(monkeypatch):
+def test_a_new_option_is_declared_in_one_place(monkeypatch):
     @dataclass(frozen=True)
     class More(RunOptions):
         warm_up: int = field(default=3, metadata=shown("Steps of a slow start."))
@@ -103,5 +103,5 @@ noise_multiplier max_epsilon epochs steps clip_norm seed noise engine micro_batc
 accountant allow_large_delta raw"""
 
 
-def test_saved_settings_have_their_names_in_the_same_order():
+def test_the_order_of_saved_settings_does_not_change():
     assert [one.name for one in fields(Settings)] == ORDER.split()

@@ -1,7 +1,7 @@
-"""The fast engine on architectures as people train them, against plain autograd one example at a time.
+"""The fast engine on architectures as people train them, compared with plain autograd, one example at a time.
 
-An architecture that the engine accepts must be exact, one that it is expected to serve must not be refused,
-and one that mixes the examples of a batch must be.
+Norms and sums of an accepted architecture must be exact. An architecture registered as fast must be accepted,
+and one that mixes examples must be refused.
 """
 
 import pytest
@@ -16,13 +16,13 @@ pytestmark = [
 ]
 
 
-# Five examples, and as many as there are words in a text, so that sizes do not tell the axes from each other.
+# N is five; with T examples, the batch axis is as long as a text, so that sizes do not tell them apart.
 @pytest.mark.parametrize("n", [N, T])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_fast_and_exact_as_expected(name, n):
+def test_an_architecture_is_exact_and_fast_if_registered_so(name, n):
     architecture = ARCHITECTURES[name]
     verdict = judged(architecture, n)
-    assert len(verdict.idle) <= verdict.trainable / 3, f"{verdict.idle} prove nothing"
+    assert len(verdict.idle) <= verdict.trainable / 3, f"no gradient reaches {verdict.idle}"
     allowed = {"exact"} if architecture.expected == "fast" else {"exact", "refused"}
     assert verdict.outcome in allowed, f"{verdict.outcome}: {verdict.text} ({verdict.error:g})"
 
@@ -34,6 +34,6 @@ def test_a_batch_of_one_is_exact_or_refused(name):
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_examples_are_refused(name):
+def test_an_architecture_that_mixes_examples_is_refused(name):
     verdict = judged(MIXED[name])
     assert verdict.outcome == "refused", f"{verdict.outcome}: {verdict.text} ({verdict.error:g})"

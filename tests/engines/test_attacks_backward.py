@@ -1,4 +1,4 @@
-"""Attacks in the backward: custom functions, hooks, saved tensors; and computations that are sound."""
+"""Attacks in the backward: custom functions, hooks and saved tensors; and computations that are sound."""
 
 import functools
 from collections.abc import Callable
@@ -11,30 +11,43 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from adamas import UnsupportedError
-from tests.support.attacks import (
-    EVERY,
-    Attack,
-    Attacks,
-    D,
-    N,
-    assert_harmless,
-    ce,
-    gaussian,
-    outlier,
-    released,
-    through,
-    zero,
-)
+from tests.support.attacks import EVERY, Attacks, D, N, assert_harmless, ce, gaussian, outlier, through
 
 CASES = Attacks()
 attack = CASES.add
 
-# --- the backward -----------------------------------------------------------------------------------------
+
+# --- models and data --------------------------------------------------------------------------------------
+
+
+def one_far_target() -> TensorDataset:
+    """Makes data whose targets are 1, except for a huge one."""
+    x = gaussian().tensors[0]
+    return TensorDataset(x, torch.tensor([[1.0]] * (N - 1) + [[1e4]]))
+
+
+def squared(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().sum(1)
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def hidden(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(D, 8), Lambda(function), nn.Linear(8, 1).requires_grad_(False))
+
+
+# --- custom functions -------------------------------------------------------------------------------------
 
 
 class Scaled(torch.autograd.Function):
-    """A number and data; the gradient has one length over the batch."""
+    """Takes a number and data; the backward divides by the norm over the batch."""
 
     @staticmethod
     def forward(ctx: Any, factor: float, x: Tensor) -> Tensor:
@@ -47,7 +60,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Two(torch.autograd.Function):
-    """Two outputs; the gradient has one length over the batch."""
+    """Has two outputs; the backward divides by the norm over the batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
@@ -58,62 +71,19 @@ class Two(torch.autograd.Function):
         return 10 * g / g.norm()
 
 
-def reached() -> TensorDataset:
-    """Makes targets of 1, and one that is far away."""
-    x = gaussian().tensors[0]
-    return TensorDataset(x, torch.tensor([[1.0]] * (N - 1) + [[1e4]]))
-
-
-def squared(model: nn.Module, batch: Any) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().sum(1)
-
-
-def hidden(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(nn.Linear(D, 8), Lambda(function), nn.Linear(8, 1).requires_grad_(False))
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return m.last(torch.tanh(m.first(x)))
-
-    return forward
-
-
-def int8(t: Tensor) -> Any:
-    t = t.detach()
-    scale = t.abs().max().clamp(min=1e-8) / 7
-    return (t / scale).round().to(torch.int8), scale
-
-
-PARTS = {"first": lambda: nn.Linear(D, 8), "last": lambda: nn.Linear(8, 2)}
-attack(
-    "custom-number-first",
-    hidden(lambda h: Scaled.apply(10.0, h)),
-    squared,
-    reached,
-)
+attack("custom-number-first", hidden(lambda h: Scaled.apply(10.0, h)), squared, one_far_target)
 attack(
     "custom-two-outputs-reentrant",
     hidden(lambda h: checkpoint(lambda z: Two.apply(z)[0], h, use_reentrant=True)),
     squared,
-    reached,
+    one_far_target,
 )
-attack("custom-two-outputs", hidden(lambda h: Two.apply(h)[0]), squared, reached)
+attack("custom-two-outputs", hidden(lambda h: Two.apply(h)[0]), squared, one_far_target)
 attack(
     "custom-two-outputs-checkpointed",
     hidden(lambda h: checkpoint(lambda z: Two.apply(z)[0], h, use_reentrant=False)),
     squared,
-    reached,
+    one_far_target,
 )
 
 
@@ -129,80 +99,10 @@ attack(
     ce(),
     outlier(big=500.0),
 )
-attack(
-    "saved-tensors-scaled",
-    through(packed(lambda t: t.detach() / t.detach().abs().max(), lambda t: t), **PARTS),
-    ce(0.3),
-    outlier(),
-)
-attack(
-    "saved-tensors-int8",
-    through(packed(int8, lambda kept: kept[0].float() * kept[1]), **PARTS),
-    ce(0.3),
-    outlier(),
-)
-
-
-class Behind(nn.Module):
-    """A weight behind a function, with a hook on its gradient."""
-
-    def __init__(
-        self, hook: Callable[[Tensor], Tensor], *, on_weight: bool = False, derived: bool = True
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(2, D))
-        self.hook, self.on_weight, self.derived = hook, on_weight, derived
-        if not on_weight:
-            self.weight.register_hook(hook)
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = torch.tanh(self.weight) if self.derived else self.weight
-        if self.on_weight and w.requires_grad:
-            w.register_hook(self.hook)
-        return F.linear(x, w)
-
-
-attack(
-    "hook-sign",
-    lambda: Behind(torch.sign),
-    ce(50.0),
-    outlier(label=1),
-    engines=EVERY,
-)
-attack(
-    "hook-normalised",
-    lambda: Behind(lambda g: g / (g.norm() + 1e-12)),
-    ce(50.0),
-    outlier(label=1),
-    engines=EVERY,
-)
-attack("hook-on-weight", lambda: Behind(torch.sign, on_weight=True), ce(50.0), outlier(label=1))
-attack("hook-plain", lambda: Behind(torch.sign, derived=False), ce(50.0), outlier(label=1), engines=EVERY)
-attack(
-    "hook-clamped", lambda: Behind(lambda g: g.clamp(-0.01, 0.01)), ce(50.0), outlier(label=1), engines=EVERY
-)
-
-
-def with_hook(kind: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2))
-        if kind == "full":
-            model[1].register_full_backward_hook(lambda m, gi, go: (gi[0] / gi[0].norm(),))
-        else:
-            model[1].register_full_backward_pre_hook(lambda m, go: (go[0] / go[0].norm(),))
-        return model
-
-    return make
-
-
-attack("module-hook", with_hook("full"), ce(), outlier())
-attack("module-pre-hook", with_hook("pre"), ce(), outlier())
-
-# --- what the backward of a custom function finds ---------------------------------------------------------
 
 
 class Saved(torch.autograd.Function):
-    """Saves its output, and scales gradients by the largest output in the batch."""
+    """Saves its output, and scales gradients by the largest value in the batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -217,7 +117,7 @@ class Saved(torch.autograd.Function):
 
 
 class Kept(torch.autograd.Function):
-    """The same, with a copy of the batch that the forward made out of sight."""
+    """Does the same with a copy of its input that the engine does not see."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -230,7 +130,7 @@ class Kept(torch.autograd.Function):
 
 
 class Between(nn.Module):
-    """Two layers with a function between them, from some call on."""
+    """Two layers; after some calls, a function is applied between them."""
 
     def __init__(self, between: Callable[[Tensor], Tensor], after: int = 0) -> None:
         super().__init__()
@@ -261,11 +161,98 @@ for _name, _function in (("saved-output", Saved), ("kept", Kept)):
         engines=("bookkeeping",),
     )
 
-# --- what is sound ----------------------------------------------------------------------------------------
+
+# --- saved tensors ----------------------------------------------------------------------------------------
+
+
+def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return m.last(torch.tanh(m.first(x)))
+
+    return forward
+
+
+def int8(t: Tensor) -> Any:
+    t = t.detach()
+    scale = t.abs().max().clamp(min=1e-8) / 7
+    return (t / scale).round().to(torch.int8), scale
+
+
+PARTS = {"first": lambda: nn.Linear(D, 8), "last": lambda: nn.Linear(8, 2)}
+
+attack(
+    "saved-tensors-scaled",
+    through(packed(lambda t: t.detach() / t.detach().abs().max(), lambda t: t), **PARTS),
+    ce(0.3),
+    outlier(),
+)
+attack(
+    "saved-tensors-int8",
+    through(packed(int8, lambda kept: kept[0].float() * kept[1]), **PARTS),
+    ce(0.3),
+    outlier(),
+)
+
+
+# --- hooks ------------------------------------------------------------------------------------------------
+
+
+class Behind(nn.Module):
+    """A weight that may be a function of its parameter, with a hook on the gradient of either."""
+
+    def __init__(
+        self, hook: Callable[[Tensor], Tensor], *, on_weight: bool = False, derived: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, D))
+        self.hook, self.on_weight, self.derived = hook, on_weight, derived
+        if not on_weight:
+            self.weight.register_hook(hook)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = torch.tanh(self.weight) if self.derived else self.weight
+        if self.on_weight and w.requires_grad:
+            w.register_hook(self.hook)
+        return F.linear(x, w)
+
+
+attack("hook-sign", lambda: Behind(torch.sign), ce(50.0), outlier(label=1), engines=EVERY)
+attack(
+    "hook-normalised",
+    lambda: Behind(lambda g: g / (g.norm() + 1e-12)),
+    ce(50.0),
+    outlier(label=1),
+    engines=EVERY,
+)
+attack("hook-on-weight", lambda: Behind(torch.sign, on_weight=True), ce(50.0), outlier(label=1))
+attack("hook-plain", lambda: Behind(torch.sign, derived=False), ce(50.0), outlier(label=1), engines=EVERY)
+attack(
+    "hook-clamped", lambda: Behind(lambda g: g.clamp(-0.01, 0.01)), ce(50.0), outlier(label=1), engines=EVERY
+)
+
+
+def with_hook(kind: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2))
+        if kind == "full":
+            model[1].register_full_backward_hook(lambda m, gi, go: (gi[0] / gi[0].norm(),))
+        else:
+            model[1].register_full_backward_pre_hook(lambda m, go: (go[0] / go[0].norm(),))
+        return model
+
+    return make
+
+
+attack("module-hook", with_hook("full"), ce(), outlier())
+attack("module-pre-hook", with_hook("pre"), ce(), outlier())
+
+
+# --- sound computations -----------------------------------------------------------------------------------
 
 
 class Reversed(torch.autograd.Function):
-    """Gradient reversal."""
+    """Reverses and scales the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -292,7 +279,9 @@ SOUND: dict[str, Any] = {
     "sorted": hidden(lambda h: h.sort(1).values),
 }
 for _name, _model in SOUND.items():
-    attack(f"sound-{_name}", _model, squared, reached, engines=EVERY)
+    attack(f"sound-{_name}", _model, squared, one_far_target, engines=EVERY)
+
+
 attack(
     "sound-distilled",
     through(distilled, teacher=lambda: nn.Linear(D, 2).requires_grad_(False)),
@@ -305,52 +294,3 @@ attack(
 @pytest.mark.parametrize(("case", "engine"), CASES)
 def test_an_attack_is_refused_or_moves_the_sum_by_at_most_1(case, engine, monkeypatch):
     assert_harmless(case, engine, monkeypatch)
-
-
-# --- what leaves without noise ----------------------------------------------------------------------------
-
-SEEN: list[Tensor] = []
-
-
-class Watched(nn.Module):
-    """A model with hooks that log its gradients."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.layer = zero()
-        SEEN.clear()
-        for p in self.parameters():
-            if kind == "hook":
-                p.register_hook(lambda g: SEEN.append(g.clone()))
-            else:
-                p.register_post_accumulate_grad_hook(lambda p: SEEN.append(p.grad.clone()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-@pytest.mark.parametrize("kind", ["hook", "post-hook"])
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "auto",
-        "bookkeeping",
-        "vmap",
-        "loop",
-    ],
-)
-def test_hooks_of_parameters_see_no_gradient_without_noise(kind, engine):
-    case = Attack(lambda: Watched(kind), ce(), outlier())
-    try:
-        released(case, engine, range(N))
-    except UnsupportedError:
-        return
-    assert not SEEN
-
-
-@pytest.mark.parametrize("engine", EVERY)
-def test_no_gradient_is_left_on_the_model(engine):
-    models = []
-    case = Attack(lambda: models.append(zero()) or models[-1], ce(), outlier())
-    released(case, engine, range(N))
-    assert all(p.grad is None for p in models[-1].parameters())

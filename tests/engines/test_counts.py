@@ -1,4 +1,4 @@
-"""Numbers of examples: arithmetic and comparisons that hold for every batch, and refusals of all others."""
+"""A number of examples allows only arithmetic and comparisons that hold for every batch."""
 
 import copy
 import math
@@ -14,7 +14,6 @@ from adamas import UnsupportedError
 from adamas.engines.bookkeeping.counts import Count, Shape, Unit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 OPERATORS = {
     "+": operator.add,
@@ -46,8 +45,7 @@ def outcome(function, *args):
 @pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.sampled_from(sorted(OPERATORS)), st.integers(1, 4), st.one_of(NUMBERS, FLOATS), st.booleans())
-def test_arithmetic_is_refused_or_a_multiple_in_every_batch(name, times, other, reflected):
-    """An answer is the same multiple, or the same plain number, for every number of examples."""
+def test_arithmetic_is_refused_or_gives_the_same_multiple_in_every_batch(name, times, other, reflected):
     answers = []
     for n in (2, 3, 7):
         pair = (Count(times, Unit(n)), other)
@@ -66,7 +64,7 @@ def test_arithmetic_is_refused_or_a_multiple_in_every_batch(name, times, other, 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.sampled_from(sorted(OPERATORS)), st.integers(1, 6), st.integers(1, 6))
-def test_arithmetic_of_two_numbers_of_examples(name, a, b):
+def test_arithmetic_of_two_numbers_is_refused_unless_they_count_the_same_examples(name, a, b):
     answers = []
     for n in (2, 3, 7):
         unit = Unit(n)
@@ -82,7 +80,7 @@ def test_arithmetic_of_two_numbers_of_examples(name, a, b):
 
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.sampled_from(COMPARISONS), st.integers(1, 4), st.one_of(NUMBERS, FLOATS), st.booleans())
-def test_comparisons_are_answered_where_all_batches_agree(compare, times, other, reflected):
+def test_comparisons_are_refused_unless_all_batches_agree(compare, times, other, reflected):
     truth = {(compare(other, times * n) if reflected else compare(times * n, other)) for n in range(2, 40)}
     for n in (2, 3, 7):
         unit = Unit(n)
@@ -97,60 +95,44 @@ def test_comparisons_are_answered_where_all_batches_agree(compare, times, other,
             assert len(truth) == 2
 
 
+FUNCTIONS = [
+    *(float, int, complex, round, abs, operator.neg, operator.pos, operator.inv),
+    *(math.sqrt, math.floor, math.ceil, math.trunc, math.exp),
+]
+EXPRESSIONS = {
+    "1 / n": lambda n: 1 / n,
+    "n / 2": lambda n: n / 2,
+    "n + 1": lambda n: n + 1,
+    "n - 1": lambda n: n - 1,
+    "1 - n": lambda n: 1 - n,
+    "n * n": lambda n: n * n,
+    "n * 1.5": lambda n: n * 1.5,
+    "n * -1": lambda n: n * -1,
+    "n ** 2": lambda n: n**2,
+    "2 ** n": lambda n: 2**n,
+    "n // 2": lambda n: n // 2,
+    "n % 4": lambda n: n % 4,
+    "n > 8": lambda n: n > 8,
+    "n == 5": lambda n: n == 5,
+    "sum": lambda n: sum([n, 1.0]),
+    "max": lambda n: max(n, 8),
+    "bit_length": lambda n: n.bit_length(),
+    "real": lambda n: n.real,
+    "numerator": lambda n: n.numerator,
+    "as_integer_ratio": lambda n: n.as_integer_ratio(),
+    "conjugate": lambda n: n.conjugate(),
+}
+
+
 @pytest.mark.parametrize(
-    "use",
-    [
-        *(
-            float,
-            int,
-            complex,
-            round,
-            math.sqrt,
-            math.floor,
-            math.ceil,
-            math.trunc,
-            abs,
-            operator.neg,
-            operator.pos,
-        ),
-        *(operator.inv, math.exp, math.factorial)[:2],
-        *(
-            lambda n: 1 / n,
-            lambda n: n / 2,
-            lambda n: n + 1,
-            lambda n: n * n,
-            lambda n: n > 8,
-            lambda n: n == 5,
-        ),
-        *(
-            lambda n: n**2,
-            lambda n: 2**n,
-            lambda n: n - 1,
-            lambda n: 1 - n,
-            lambda n: n * 1.5,
-            lambda n: n * -1,
-        ),
-        *(
-            lambda n: n // 2,
-            lambda n: n % 4,
-            lambda n: n.bit_length(),
-            lambda n: n.real,
-            lambda n: n.numerator,
-        ),
-        *(
-            lambda n: n.as_integer_ratio(),
-            lambda n: n.conjugate(),
-            lambda n: sum([n, 1.0]),
-            lambda n: max(n, 8),
-        ),
-    ],
+    "use", [*FUNCTIONS, *EXPRESSIONS.values()], ids=[*(f.__name__ for f in FUNCTIONS), *EXPRESSIONS]
 )
-def test_uses_of_a_number_of_examples_that_are_refused(use):
+def test_a_use_that_depends_on_the_number_of_examples_is_refused(use):
     with pytest.raises(UnsupportedError):
         use(Count(1, Unit(5)))
 
 
-def test_numbers_of_examples_are_sizes():
+def test_a_number_of_examples_is_a_size():
     n = Count(1, Unit(5))
     assert list(range(n)) == [0, 1, 2, 3, 4]
     assert torch.zeros(n, 2).shape == (5, 2)
@@ -171,7 +153,7 @@ def test_numbers_of_examples_are_sizes():
     assert {n: 1}[n] == 1
 
 
-def test_numbers_of_chosen_rows_answer_nothing():
+def test_a_number_of_selected_rows_answers_nothing():
     n = Count(1, Unit(5, chosen=True))
     for use in (bool, lambda n: n == 0, lambda n: n > 0, lambda n: n < 1, float, int):
         with pytest.raises(UnsupportedError):

@@ -1,4 +1,4 @@
-"""`explain` names function, formula and share, for models whose answers are known."""
+"""`explain` states the function, the formula and the cost of each parameter."""
 
 import json
 import math
@@ -29,9 +29,9 @@ class Everything(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(11, 40)
-        self.few = nn.Linear(40, 40)  # 4 places: Gram matrices are smaller than the weight
+        self.few = nn.Linear(40, 40)  # with 4 places, Gram matrices are smaller than the weight
         self.norm = nn.LayerNorm(40)
-        self.many = nn.Linear(40, 2)  # its weight is smaller than Gram matrices
+        self.many = nn.Linear(40, 2)  # the weight is smaller than Gram matrices
         self.exp = nn.Parameter(torch.randn(8, 9))
         self.standardized = Standardized(9, 5)
         self.out = nn.Linear(5, 3)
@@ -81,7 +81,7 @@ def test_every_parameter_has_its_function_formula_and_costs():
         assert math.isfinite(cost.seconds)
         assert (cost.seconds > 0) == (cost.parameter != "unused")
         assert cost.size >= 0
-    assert costs["out.bias"].size == 0  # the weight's output gradients, counted there
+    assert costs["out.bias"].size == 0  # it shares the output gradients of the weight
     assert costs["few.weight"].size == 4 * 2 * N * 4 * 40  # inputs and output gradients in float32
     assert costs["many.weight"].size == 4 * N * 2 * 40  # a gradient for each example
     assert explanation.rest > 0
@@ -91,7 +91,7 @@ def test_every_parameter_has_its_function_formula_and_costs():
     assert sum(shares) == pytest.approx(100, abs=2)
 
 
-def test_a_scale_per_coordinate_has_other_formulas():
+def test_a_scale_per_coordinate_needs_other_formulas():
     model = everything()
     scale = {p: torch.ones_like(p) for p in model.parameters()}
     explanation = Bookkeeping(model, loss, batch()).explain(Geometry(None, scale))
@@ -124,11 +124,11 @@ def test_explaining_a_run_changes_nothing():
         assert torch.equal(p, q)
 
 
-def test_the_micro_batch_is_what_is_tried():
+def test_a_run_is_explained_for_one_micro_batch():
     assert made(everything(), micro_batch_size=3).explain().examples == 3
 
 
-def test_a_refused_model_says_why():
+def test_a_refusal_is_explained():
     class Reads(Everything):
         def forward(self, ids):
             return super().forward(ids) * (2.0 if bool((ids >= 0).all()) else 1.0)
@@ -140,12 +140,12 @@ def test_a_refused_model_says_why():
     assert not explanation.costs
 
 
-def test_another_engine_by_choice_is_named():
+def test_the_chosen_engine_is_named():
     text = str(made(everything(), engine="loop").explain())
     assert text.startswith("the run uses engine loop; with engine bookkeeping")
 
 
-def test_the_command_shows_the_table_and_json(capsys):
+def test_the_command_prints_a_table_or_json(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["explain", "--batch-size", "16"])
     assert stop.value.code == 0

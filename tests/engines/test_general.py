@@ -1,4 +1,4 @@
-"""Functions without a norm formula: exact, in chunks of examples; the sum needs no gradients."""
+"""Functions without a formula for norms: exact in chunks of examples, and without gradients for the sum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from adamas.engines import Bookkeeping
 from adamas.engines.bookkeeping import records as records_module
 from adamas.engines.bookkeeping.general import General
 from adamas.errors import UnsupportedError
+from tests.support.every_engine import assert_sums
 from tests.support.models_by_hand import B, Through, made, param
 from tests.support.one_by_one import (
     assert_exact,
@@ -66,7 +67,7 @@ def generals(engine: Bookkeeping) -> list[General]:
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """Records how many gradients were computed at a time."""
+    """Records how many gradients are computed at a time."""
     seen = []
     real = General.materialize
 
@@ -94,24 +95,24 @@ def test_exact_in_chunks_of_two_examples(name, lengths, monkeypatch):
     assert min(lengths) < B
     lengths.clear()
     engine.weighted_sum(some_weights(B))
-    assert lengths == []  # the sum is one product with the whole call
+    assert lengths == []  # the sum takes one product for all examples
 
 
 def test_a_large_weight_is_not_copied_for_all_examples(lengths):
     model = nn.Sequential(nn.ConvTranspose2d(512, 256, 2), nn.Flatten())
     batch = (torch.randn(6, 512, 1, 1), torch.rand(6))
-    Bookkeeping(model, loss, batch).norms(ball(model))  # probes
+    Bookkeeping(model, loss, batch).norms(ball(model))  # probes the model
     lengths.clear()
     engine = Bookkeeping(model, loss, batch)
     engine.norms(ball(model))
-    # 6 chunks for the weight at one thread; the bias has one
+    # On one thread, the weight takes 6 chunks and the bias one.
     of_weight = lengths[:-1] if lengths[-1] == 6 else lengths[1:]
     assert max(of_weight) <= torch.get_num_threads()
     assert sum(lengths) == 12
 
 
 @pytest.mark.parametrize("name", ["transposed conv2d", "einsum and linear"])
-def test_an_example_that_is_not_finite_takes_no_part(name):
+def test_an_example_that_is_not_finite_does_not_spoil_the_others(name):
     model, (x, factor) = made(CASES[name])
     x[2] = float("nan")
     engine = Bookkeeping(model, loss, (x, factor))
@@ -127,23 +128,21 @@ def test_an_example_that_is_not_finite_takes_no_part(name):
         close(sums[p], total)
 
 
-@pytest.mark.parametrize("reentrant", [True, False], ids=["re-entrant", "not re-entrant"])
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 @pytest.mark.parametrize("name", ["transposed conv2d", "bilinear"])
 def test_exact_under_checkpointing(name, reentrant):
     plain, (x, factor) = made(CASES[name])
     forward = plain._forward
     gradients = one_by_one(plain, (x, factor), loss)
-    # A re-entrant checkpoint has no gradient at all if its input has none.
+    # A reentrant checkpoint has no gradient unless its input requires one.
     plain._forward = lambda m, x: checkpoint(forward, m, x.detach().requires_grad_(), use_reentrant=reentrant)
     engine = Bookkeeping(plain, loss, (x, factor))
     close(engine.norms(ball(plain)), whitened_norms(gradients, ball(plain)))
-    sums = engine.weighted_sum(some_weights(B))
-    for p, total in summed(gradients, some_weights(B)).items():
-        close(sums[p], total)
+    assert_sums(engine, some_weights(B), gradients)
 
 
 @pytest.mark.parametrize("name", ["einsum", "bilinear"])
-def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
+def test_norms_and_sums_under_autocast_are_exact_to_bfloat16(name):
     model, (x, factor) = made(CASES[name])
     model, batch = model.float(), (x.float(), factor.float())
 
@@ -162,8 +161,8 @@ def test_autocast_is_the_loop_of_autocast_within_bfloat16(name):
 
 
 @pytest.mark.parametrize("narrow", ["autocast", "parameters"])
-def test_in_16_bits_one_example_moves_a_large_sum_by_no_more_than_1(narrow):
-    """Examples that point the same way: a sum that was rounded to bfloat16 would move by 1.28."""
+def test_one_example_moves_a_large_sum_of_16_bits_by_at_most_1(narrow):
+    """All gradients point the same way; a sum rounded to bfloat16 would move by 1.28."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if narrow == "parameters" else torch.float32
     w = nn.Parameter((0.1 * torch.randn(32, 64)).to(dtype))
@@ -189,14 +188,14 @@ def test_in_16_bits_one_example_moves_a_large_sum_by_no_more_than_1(narrow):
 
 
 @pytest.mark.parametrize("cast", [lambda x, w: x.type_as(w), lambda x, w: x.to(w)], ids=["type_as", "to"])
-def test_a_call_that_only_looks_at_a_weight_is_no_use_of_it(cast):
+def test_a_call_that_only_reads_the_dtype_of_a_weight_does_not_use_it(cast):
     def build() -> tuple[nn.Module, Tensor]:
         return Through(lambda m, x: m.l(cast(x, m.l.weight)), l=nn.Linear(4, 3)), torch.randn(B, 4)
 
     assert_exact(*made(build))
 
 
-def test_a_weight_whose_gradient_is_0_at_first_is_followed():
+def test_a_weight_whose_gradient_is_first_zero_is_exact_later():
     model = Through(
         lambda m, x: torch.einsum("ni,ij->nj", m.f(x), m.w), f=nn.Linear(4, 5), w=param(5, 3)
     ).double()
@@ -216,7 +215,7 @@ def test_a_function_that_mixes_examples_is_refused_by_name():
         Bookkeeping(model, loss, (torch.randn(B, 4).double(), torch.rand(B).double())).norms(ball(model))
 
 
-# --- a loss that differentiates itself ----------------------------------------------------------------
+# --- losses that call backward ------------------------------------------------------------------------
 
 
 def by_tensor(losses: Tensor) -> None:

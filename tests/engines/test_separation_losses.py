@@ -1,4 +1,4 @@
-"""Losses as users write them: those that mix their examples are refused, the others equal the loop."""
+"""Losses as users write them: those that mix examples are refused, and the others are exact."""
 
 import math
 import operator
@@ -13,11 +13,9 @@ from adamas.engines import Bookkeeping, Loop
 from adamas.engines.bookkeeping import engine as bookkeeping
 from adamas.engines.bookkeeping.counts import Count, Unit
 from adamas.engines.bookkeeping.recording import Recorder
-from tests.support import mixing_backwards  # noqa: F401, it registers losses
+from tests.support import mixing_backwards  # noqa: F401, registers losses
 from tests.support.mixing_losses import ATTACKS
-from tests.support.separated_calls import (
-    WEIGHT,
-)
+from tests.support.separated_calls import WEIGHT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -44,16 +42,16 @@ def norms_of(loss, batch, model=None, engine=Bookkeeping):
 
 @pytest.fixture
 def without_probes(monkeypatch):
-    """Disables the trial of a first batch on a few examples, so that only the proof decides."""
+    """Disables the probe of the first batch, so that only the proof can refuse."""
     monkeypatch.setattr(bookkeeping, "check_loss", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_mixes_is_never_proven(name, without_probes):
+def test_a_loss_that_mixes_is_refused_without_the_probe(name, without_probes):
     torch.manual_seed(0)
     model = Model()
     refused = False
-    for seed in range(3):  # some need an order that is not that of the batch, or a second step
+    for seed in range(3):  # some attacks need another order of the examples, or a second step
         try:
             norms_of(ATTACKS[name], batch_of(3, seed), model)
         except UnsupportedError:
@@ -69,7 +67,7 @@ def in_a_thread(model, x, y):
     return model(x).sum(1) * means[0]
 
 
-def test_other_threads_are_refused(without_probes):
+def test_values_from_another_thread_are_refused(without_probes):
     with pytest.raises(UnsupportedError):
         norms_of(in_a_thread, batch_of(3))
 
@@ -78,12 +76,12 @@ HARMLESS = {
     "views written": lambda model, x, y: _into(torch.zeros(len(x), 4), x, model),
     "columns written": lambda model, x, y: _columns(model, x),
     "sorted and undone": lambda model, x, y: model(x).sum(1)[x[:, 0].argsort()][x[:, 0].argsort().argsort()],
-    "chosen and put back": lambda model, x, y: _chosen(model, x),
+    "selected and put back": lambda model, x, y: _selected(model, x),
     "own labels": lambda model, x, y: model(x)[torch.arange(len(x)), y],
     "class weights": lambda model, x, y: (
         model(x).sum(1) * torch.arange(4.0).expand(len(x), 4)[torch.arange(len(x)), y]
     ),
-    "one row of equal ones": lambda model, x, y: model(x + torch.arange(4.0).expand(len(x), 4)[0]).sum(1),
+    "one of equal rows": lambda model, x, y: model(x + torch.arange(4.0).expand(len(x), 4)[0]).sum(1),
     "heads folded": lambda model, x, y: (
         model(x).view(len(x) * 2, 2).softmax(1).view(len(x), -1).square().sum(1)
     ),
@@ -91,7 +89,7 @@ HARMLESS = {
     "penalty": lambda model, x, y: model(x).square().sum(1) * _penalty(x),
     "loop over columns": lambda model, x, y: sum(model(x)[:, k] * x[:, k] for k in range(x.shape[1])),
     "mean by hand": lambda model, x, y: model(x).sum(1) / (x.numel() / len(x)),
-    "one asked for": lambda model, x, y: model(x).sum(1) * (2.0 if len(x) > 0 else 1.0),
+    "number compared with zero": lambda model, x, y: model(x).sum(1) * (2.0 if len(x) > 0 else 1.0),
 }
 
 
@@ -107,7 +105,7 @@ def _columns(model, x):
     return model(z).square().sum(1)
 
 
-def _chosen(model, x):
+def _selected(model, x):
     chosen = x[:, 0] > 0
     rows = model(x[chosen]).square().sum(1)
     return torch.zeros(len(x)).index_add(0, chosen.nonzero()[:, 0], rows) + model(x).sum(1)
@@ -121,7 +119,7 @@ def _penalty(x):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 @pytest.mark.parametrize("name", HARMLESS)
-def test_batches_of_few_examples_equal_the_loop(name, n):
+def test_a_loss_that_does_not_mix_has_the_norms_of_the_loop(name, n):
     if n == 0:
         assert norms_of(HARMLESS[name], batch_of(0)).shape == (0,)
         return
@@ -131,7 +129,7 @@ def test_batches_of_few_examples_equal_the_loop(name, n):
     )
 
 
-def test_a_mask_that_was_written_to_chooses_anew():
+def test_a_mask_that_was_changed_selects_other_rows():
     recorder = Recorder({WEIGHT: "w"}, 3, Geometry.ball([WEIGHT]))
     x = recorder.start(torch.tensor([1.0, -1.0, -2.0]))
     with recorder:
@@ -145,7 +143,7 @@ def test_a_mask_that_was_written_to_chooses_anew():
         assert recorder.mark(t).place.rows.owner.tolist() == owner
 
 
-def test_a_batch_of_one_after_a_larger_one():
+def test_a_batch_of_one_is_exact_after_a_larger_one():
     torch.manual_seed(0)
     model = Model()
     for n in (5, 1, 0, 1, 2):
@@ -155,7 +153,7 @@ def test_a_batch_of_one_after_a_larger_one():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-# Uses that an integer of Python would answer.
+# A plain integer would allow these uses.
 @pytest.mark.parametrize(
     "plain",
     [
@@ -184,12 +182,12 @@ def test_a_number_of_examples_cannot_be_read(plain):
     ],
     ids=["operator.index", "range", "math.gcd", "comprehension", "torch.Size", "list"],
 )
-def test_a_number_of_examples_that_was_read_as_a_size_is_refused_by_the_next_function(plain):
+def test_reading_the_number_of_examples_as_a_size_is_refused_at_the_next_function(plain):
     with pytest.raises(UnsupportedError, match="reads the number of examples"):
         norms_of(lambda model, x, y: model(x).sum(1) * plain(len(x)), batch_of(5))
 
 
-def test_lengths_in_a_forward_are_numbers_of_examples():
+def test_sizes_in_a_forward_count_examples():
     seen = []
 
     def loss(model, x, y):

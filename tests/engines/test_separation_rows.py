@@ -1,8 +1,8 @@
-"""The table of functions that treat each example by itself, row by row, against torch itself.
+"""Each row of the table of functions that separate examples is sound, compared with torch itself.
 
-The oracle is the function: what a batch gives for an example must be what a batch of copies of that example
-gives, at each position and for another number of copies, and the gradient of an example's part must vanish on
-the inputs of all others. Sizes do not tell where the examples are: other axes are as long as the batch.
+A function is its own reference. Its result for an example must be the same in a batch of copies of that
+example, at each position and for another number of copies. The gradient of this result must be zero for the
+inputs of all other examples. Other axes are as long as the batch, so that sizes do not reveal the examples.
 """
 
 import contextlib
@@ -15,23 +15,15 @@ from hypothesis import strategies as st
 
 from adamas.engines.bookkeeping.separation import IN_PLACE, TABLE
 from adamas.engines.bookkeeping.separation.table import _HOMES
-from tests.support import calls_of_layers, calls_of_numbers, calls_of_views  # noqa: F401, they register cases
-from tests.support.separated_calls import (
-    FAMILIES,
-    NAMES,
-    Arg,
-    check_sound,
-    maybe,
-    recorded,
-    yes,
-)
+from tests.support import calls_of_layers, calls_of_numbers, calls_of_views  # noqa: F401, register cases
+from tests.support.separated_calls import FAMILIES, NAMES, Arg, check_sound, maybe, recorded, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 # --- every row --------------------------------------------------------------------------------------------
 
-# Rows without a call, and why.
+# Functions whose cases cannot run here, and the reason.
 EXCEPTIONS = {
     "cuda": "needs another device; its rule is that of cpu",
 }
@@ -49,11 +41,11 @@ def cases_of(function):
 
 
 def is_operator_of_a_module(function):
-    """`getattr(torch, "__eq__")` and the like compare modules, and never meet a tensor."""
+    """Finds functions like `getattr(torch, "__eq__")`, which compare modules and never get a tensor."""
     return isinstance(getattr(function, "__self__", None), type(torch) | type) and "__" in function.__name__
 
 
-def test_every_row_has_a_call_or_a_reason():
+def test_every_row_has_a_case():
     without = [
         function
         for function in (*TABLE, *IN_PLACE)
@@ -73,7 +65,7 @@ FAILS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
 def in_place(function):
-    """Calls a function in place on a copy, and returns the copy."""
+    """Makes a function that changes and returns a copy of its first argument."""
 
     def call(x, *args, **kwargs):
         x = x.clone()
@@ -116,11 +108,11 @@ def test_rows_are_sound_and_complete(function):
 
 
 def is_foreign(function):
-    """Tells whether a function is one of C with other arguments than its Python form."""
+    """Finds functions of C that take other arguments than their Python form."""
     return function in vars(torch._C._nn).values() or label(function) in UNFOLLOWED
 
 
-# They take reductions as numbers, offsets or lists.
+# These take reductions as numbers, or offsets, or lists.
 UNFOLLOWED = {
     *("torch.batch_norm", "torch.binary_cross_entropy_with_logits", "torch.ctc_loss", "torch.embedding_bag"),
     *("torch.kl_div", "torch.poisson_nll_loss", ".einsum", ".broadcast_tensors", ".split", ".norm", ".cdist"),
@@ -140,7 +132,7 @@ def _number(reduction):
     return 0 if reduction == "none" else reduction
 
 
-# --- chains of views, at random ---------------------------------------------------------------------------
+# --- random chains of calls -------------------------------------------------------------------------------
 
 VIEWS = {
     "transpose": lambda x, a, b: x.transpose(a % x.dim(), b % x.dim()),
@@ -248,8 +240,7 @@ def test_indexing_is_sound_for_any_index(items, axis, fold, n, write):
 
 
 @pytest.mark.parametrize("name", ["sin", "exp", "tanh", "abs"])
-def test_vmap_agrees_that_examples_are_apart(name):
-    """Compares a few rows with `torch.func.vmap`."""
+def test_vmap_gives_the_same_values_on_the_same_axis(name):
     function = getattr(torch, name)
     for axis in range(3):
         case = yes(lambda f, x: f(x), Arg((3, 2), axis))

@@ -1,4 +1,4 @@
-"""Convolutions with both memory orders of their windows, against one example at a time."""
+"""Convolutions are exact with both memory orders of their windows, and hold few windows at a time."""
 
 import math
 
@@ -13,13 +13,13 @@ from tests.support.one_by_one import assert_exact, loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
-# Those whose windows are copied; a transposed convolution takes the general path.
+# Convolutions that copy their windows; a transposed one takes the general path.
 NAMES = [name for name in CASES if name.startswith("conv")]
 
 
 @pytest.fixture
 def orders(monkeypatch):
-    """Records which orders were used."""
+    """Records which orders are used."""
     seen = []
     init = convolution.Unfold.__init__
 
@@ -36,7 +36,7 @@ def orders(monkeypatch):
 @pytest.mark.parametrize("bands", [False, True], ids=["whole", "in bands"])
 def test_both_orders_are_exact(name, last, bands, orders, monkeypatch):
     monkeypatch.setattr(convolution, "_LONG", 0 if last else math.inf)
-    if bands:  # of one row, but of two or three where rows are short
+    if bands:  # they have one row, or two or three short ones
         monkeypatch.setattr(convolution, "_LARGE", 0)
         monkeypatch.setattr(convolution, "CHUNK", 700)
     assert_exact(*made(CASES[name]))
@@ -48,14 +48,14 @@ def test_both_orders_are_exact(name, last, bands, orders, monkeypatch):
 @pytest.mark.parametrize(
     ("channels", "size", "last"), [(3, 32, False), (64, 32, False), (64, 8, True), (128, 16, True)]
 )
-def test_many_channels_and_few_pixels_have_the_channels_last(channels, size, last):
+def test_channels_are_last_if_they_are_many_and_pixels_are_few(channels, size, last):
     x = torch.zeros(1, channels, size, size)
     assert convolution.Unfold(x, 1, (3, 3), [1, 1], [1, 1], [1, 1], 1).channels_last == last
 
 
 @pytest.mark.parametrize("channels", [2, 16])
-def test_the_windows_of_a_large_image_are_not_held_together(channels):
-    """All windows of an image take 9 times its memory; bands of them take no more than a chunk."""
+def test_the_windows_of_a_large_image_are_made_in_bands(channels):
+    """All windows together take 9 times the memory of the image; a band takes at most a chunk."""
     side = 4 * math.isqrt(convolution.CHUNK // channels)
     unfold = convolution.Unfold(torch.zeros(1, channels, side, side), 1, (3, 3), [1, 1], [1, 1], [1, 1], 1)
     held = [columns.numel() for _, columns in unfold(torch.ones(1, channels, side, side))]
@@ -65,13 +65,13 @@ def test_the_windows_of_a_large_image_are_not_held_together(channels):
 
 
 def test_windows_are_not_held_until_the_sum():
-    """The gradients of these layers are too large to be kept, so the records stay."""
+    """The gradients of these layers are too large to be kept, so their records are."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.Conv2d(32, 32, 3)).double()
     batch = (torch.randn(4, 32, 4, 4).double(), torch.rand(4).double())
     engine = Bookkeeping(model, loss, batch)
     geometry = Geometry(None, {p: torch.ones_like(p) for p in model.parameters()})
-    for _ in range(2):  # in the backward, and from the records
+    for _ in range(2):  # first in the backward, then from the records
         engine.norms(geometry)
         records = [r for each in engine._direct.values() for r in each]
         held = [r for r in records if isinstance(r, convolution.Convolution)]
@@ -79,7 +79,7 @@ def test_windows_are_not_held_until_the_sum():
         assert not any(isinstance(value, convolution.Unfold) for r in held for value in vars(r).values())
 
 
-def test_frames_that_are_folded_into_the_batch_are_exact_also_for_one_example():
+def test_frames_folded_into_the_batch_are_exact():
     torch.manual_seed(0)
     model = torch.nn.Conv2d(2, 3, 3, bias=False).double()
 

@@ -1,4 +1,4 @@
-"""What a frozen stage makes of the examples is computed once, and is what it would be at each step."""
+"""Activations of a frozen stage are computed once, and equal those that each step would compute."""
 
 import dataclasses
 import subprocess
@@ -35,7 +35,7 @@ def calls(monkeypatch):
     return seen
 
 
-def test_the_trained_part_sees_what_it_would_see_in_the_whole_model():
+def test_the_trained_part_gets_the_activations_of_the_whole_model():
     model, data = task()
     trained, kept = on_activations(model, data)
     assert trained is model.trained
@@ -49,7 +49,7 @@ def test_the_trained_part_sees_what_it_would_see_in_the_whole_model():
         torch.testing.assert_close(trained(hidden, present), model(ids), atol=0.02, rtol=0)
 
 
-def test_they_are_computed_once(calls, cache):
+def test_activations_are_computed_once(calls, cache):
     model, data = task()
     on_activations(model, data)
     batches = len(calls)
@@ -57,12 +57,12 @@ def test_they_are_computed_once(calls, cache):
     files = {path: path.stat().st_mtime_ns for path in cache.glob("*.safetensors")}
     assert len(files) == 2
     on_activations(*task())
-    assert len(calls) == batches + 2  # three examples of each, to see that the code is the same
+    assert len(calls) == batches + 2  # three examples of each set, to detect changed code
     assert {path: path.stat().st_mtime_ns for path in cache.glob("*.safetensors")} == files
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"examples": 151}])
-def test_other_weights_or_examples_have_their_own(calls, cache, other):
+def test_other_weights_or_examples_have_their_own_files(calls, cache, other):
     on_activations(*task())
     batches = len(calls)
     on_activations(*task(**other))
@@ -71,7 +71,7 @@ def test_other_weights_or_examples_have_their_own(calls, cache, other):
 
 
 class Power(nn.Module):
-    """A stage without weights, whose option is a plain attribute."""
+    """A stage without weights, with an option that is a plain attribute."""
 
     def __init__(self, power):
         super().__init__()
@@ -81,7 +81,7 @@ class Power(nn.Module):
         return (x.float() ** self.power,)
 
 
-def test_another_option_of_a_module_has_its_own():
+def test_another_option_of_a_module_has_its_own_files():
     _, data = task()
     (ids, _) = data.test.tensors
     for power in (1, 2):
@@ -89,7 +89,7 @@ def test_another_option_of_a_module_has_its_own():
         assert torch.equal(kept.test.tensors[0], (ids.float() ** power).half())
 
 
-def test_heads_of_attention_are_an_option_too():
+def test_another_number_of_attention_heads_has_its_own_files():
     _, data = task()
     first = []
     for heads in (4, 2):
@@ -106,7 +106,7 @@ def test_heads_of_attention_are_an_option_too():
     assert not torch.allclose(*first, atol=0.05)
 
 
-def test_changed_code_is_noticed(monkeypatch):
+def test_changed_code_is_detected(monkeypatch):
     _, data = task()
     on_activations(Staged(Power(1), nn.Linear(9, 3)), data)
     monkeypatch.setattr(Power, "forward", lambda self, x: (x.float() + 1,))
@@ -127,13 +127,13 @@ def test_many_outputs_stay_in_order():
     assert all(torch.equal(values, data.test.tensors[0].half() * i) for i, values in enumerate(outputs))
 
 
-def test_what_half_precision_cannot_hold_is_refused():
+def test_activations_beyond_half_precision_are_refused():
     model = Staged(Power(5), nn.Linear(9, 3))
     with pytest.raises(ValueError, match=r"below 65504.*Scale them"):
         on_activations(model, task()[1])
 
 
-def test_any_trained_part_takes_what_is_kept():
+def test_any_trained_part_accepts_the_activations():
     _, data = task()
     model, kept = on_activations(Staged(Power(1), nn.Linear(9, 3)), data)
     assert experiment.cross_entropy(model, kept.train[:5]).shape == (5,)
@@ -148,7 +148,7 @@ def test_a_damaged_file_is_named_with_the_remedy(cache):
         on_activations(*task())
 
 
-def test_a_model_without_stages_is_left_alone(cache):
+def test_a_model_without_stages_is_returned_unchanged(cache):
     _, data = task()
     model = linear((9,), 3)
     assert on_activations(model, data) == (model, data)
@@ -165,7 +165,7 @@ on_activations(*task())
 
 
 @pytest.mark.subprocess
-def test_two_processes_at_once_make_one_file(cache):
+def test_two_processes_at_once_share_their_files(cache):
     folder = str(Path(__file__).parents[2])
     processes = [subprocess.Popen([sys.executable, "-c", SECOND, folder]) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
@@ -173,7 +173,7 @@ def test_two_processes_at_once_make_one_file(cache):
     assert not list(cache.glob(".fetch-*"))
 
 
-def test_the_frozen_stage_is_public_and_stays_as_it_is():
+def test_the_frozen_stage_does_not_change():
     model, data = task()
     before = {name: value.clone() for name, value in model.frozen.state_dict().items()}
     on_activations(model, data)

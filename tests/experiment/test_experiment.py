@@ -1,4 +1,4 @@
-"""One training run from settings to files: what is evaluated is what is saved."""
+"""One training run, from settings to files: the saved weights are those that were evaluated."""
 
 import json
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adamas import data
+from adamas import calibrate, data
 from adamas.experiment import training as experiment
 from adamas.experiment.training import Settings, accuracy, initial_model, private_run, task, train_and_save
+from tests.support.small_trainings import quick
 
 BASE = {"data": "digits", "model": "linear", "rule": "adam", "batch_size": 256, "delta": 1e-5, "seed": 0}
 QUICK = BASE | {"noise_multiplier": 1.0, "steps": 12, "rule_options": {"lr": 0.05}}
@@ -24,7 +25,7 @@ def test_the_accuracy_is_that_of_the_saved_weights(tmp_path, ema):
     assert accuracy(model, digits.test) == result["test_accuracy"]
 
 
-def test_averaged_weights_are_others(tmp_path):
+def test_averaged_weights_differ_from_the_last_ones(tmp_path):
     weights = []
     for name, ema in (("last", None), ("averaged", 0.9)):
         train_and_save(Settings(**QUICK, ema=ema), tmp_path / name, progress=False)
@@ -40,7 +41,7 @@ def test_averaged_weights_are_others(tmp_path):
         ("cosine", [1, 0.8536, 0.5, 0.1464]),
     ],
 )
-def test_the_rate_follows_the_schedule(schedule, factors):
+def test_the_learning_rate_follows_the_schedule(schedule, factors):
     settings = Settings(**(QUICK | {"steps": 4, "schedule": schedule}))
     _, model, digits = task(settings)
     run = private_run(settings, model, digits, progress=False)
@@ -89,7 +90,7 @@ def test_settings_are_checked_when_they_are_made(change, message):
         Settings(**(QUICK | change))
 
 
-def test_published_weights_are_fetched_only_if_they_are_wanted(monkeypatch, tmp_path):
+def test_published_weights_are_fetched_only_on_request(monkeypatch, tmp_path):
     def fetched():
         raise AssertionError
 
@@ -101,8 +102,20 @@ def test_published_weights_are_fetched_only_if_they_are_wanted(monkeypatch, tmp_
         initial_model(Settings(**(QUICK | {"model": "minilm"})), texts)
 
 
-def test_the_result_says_what_was_trained(tmp_path):
+def test_the_result_holds_the_settings(tmp_path):
     train_and_save(Settings(**QUICK), tmp_path, progress=False)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["settings"]["rule_options"] == {"lr": 0.05}
     assert result["settings"]["schedule"] == "constant"
+
+
+def test_training_stops_at_its_budget(tmp_path):
+    result = train_and_save(quick(schedule="cosine", max_epsilon=2.0), tmp_path / "x")
+    assert result["epsilon"] <= 2.0
+    assert result["steps"] == calibrate.steps(
+        epsilon=2.0,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        sampling_rate=result["sampling_rate"],
+        accountant="rdp",
+    )

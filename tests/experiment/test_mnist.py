@@ -1,4 +1,4 @@
-"""End to end on MNIST: Table I of the DP-MacAdam paper, by the command line. Takes a quarter of an hour."""
+"""End to end on MNIST: Table I of the DP-MacAdam paper, from the command line, in a quarter of an hour."""
 
 import json
 
@@ -21,8 +21,8 @@ def test_mnist_has_its_published_counts():
     assert abs(mnist.train.tensors[0].std() - 1) < 1e-3
 
 
-# (options of the rule, sigma) -> published accuracy, a mean of 5 seeds. The paper names no floor; with 1e-8
-# its rows come out.
+# (options of the rule, sigma) -> published accuracy, the mean of 5 seeds. The paper names no floor; 1e-8
+# reproduces its rows.
 TABLE_I = {
     ("--rule sgd --lr 0.1", 0.5): 0.900,
     ("--rule adam", 0.5): 0.928,
@@ -40,7 +40,7 @@ SEEDS = [0, 1]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Trains with options, sigma and seed, each once."""
+    """Returns a function that trains once for each combination of options, sigma and seed."""
     done = {}
 
     def train(options, sigma, seed, capsys):
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def accuracy(trained, capsys):
-    """The mean of the seeds."""
+    """Returns a function that gives the mean accuracy over the seeds."""
 
     def mean(options, sigma):
         results = [trained(options, sigma, seed, capsys) for seed in SEEDS]
@@ -73,10 +73,10 @@ def accuracy(trained, capsys):
 
 
 @pytest.mark.parametrize(("options", "sigma"), TABLE_I)
-def test_the_published_accuracy(accuracy, options, sigma):
+def test_the_published_accuracy_is_reproduced(accuracy, options, sigma):
     assert accuracy(options, sigma) == pytest.approx(TABLE_I[options, sigma], abs=0.01)
 
 
 @pytest.mark.parametrize("sigma", EPSILON)
-def test_the_automatic_floor_is_worth_it(accuracy, sigma):
+def test_adam_bc_with_its_automatic_floor_is_at_least_as_accurate_as_adam(accuracy, sigma):
     assert accuracy("--rule adam-bc", sigma) >= accuracy("--rule adam", sigma)

@@ -1,4 +1,4 @@
-"""Several runs within one budget: `adamas sweep`, `adamas ledger`; commands that go on where they died."""
+"""Several runs within one budget: `adamas sweep` and `adamas ledger`."""
 
 import json
 
@@ -6,33 +6,23 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
-from safetensors.torch import load_file
 
-from adamas import DataLedger, calibrate
+from adamas import DataLedger
 from adamas.accounting.ledger import RDP_ORDERS
 from adamas.cli import main
 from adamas.experiment import sweep
 from adamas.experiment import training as experiment
-from adamas.experiment.training import Settings, train_and_save
+from adamas.experiment.training import train_and_save
+from tests.support.small_trainings import quick
 
 
 def make_settings(**changes):
-    arguments = {
-        "data": "digits/validation",
-        "model": "linear",
-        "rule": "adam",
-        "batch_size": 100,
-        "steps": 4,
-        "epsilon": 3.0,
-        "delta": 1e-5,
-        "accountant": "rdp",
-        "seed": 5,
-    }
-    return Settings(**arguments | changes)
+    budget = {"data": "digits/validation", "steps": 4, "epsilon": 3.0, "noise_multiplier": None}
+    return quick(**budget | changes)
 
 
 @pytest.mark.slow
-def test_all_runs_are_composed(tmp_path):
+def test_a_sweep_pays_for_all_of_its_runs(tmp_path):
     ledger = DataLedger.create(tmp_path / "l", epsilon=3.0, delta=1e-5, accountant="rdp")
     result = sweep.sweep(
         make_settings(), {"lr": [0.01, 0.1], "eps": [1e-8, 1e-3]}, tmp_path / "out", data_ledger=ledger.path
@@ -50,7 +40,7 @@ def test_all_runs_are_composed(tmp_path):
     accountant.compose(step, 4 * 4)
     assert result["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5))
     assert 2.9 < result["epsilon"] <= 3.0
-    assert first["epsilon"] < 2.5  # one of them alone
+    assert first["epsilon"] < 2.5  # of one run alone
     assert ledger.epsilon() == pytest.approx(result["epsilon"])
     assert "4 runs composed" in result["accounting"]
 
@@ -58,7 +48,7 @@ def test_all_runs_are_composed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("selection", sweep.SELECTIONS)
 def test_no_two_runs_of_a_sweep_share_their_noise(selection, tmp_path, monkeypatch):
-    """Neither do a run and one that is made later with the seed of the sweep."""
+    """Nor does a run that is made later with the sweep's seed share it."""
     seeds, keys = [], []
     make = experiment.private_run
 
@@ -78,7 +68,7 @@ def test_no_two_runs_of_a_sweep_share_their_noise(selection, tmp_path, monkeypat
     assert seeds[-1] == 5
     assert len(set(seeds)) == len(seeds)
     assert len(set(keys)) == len(keys) == 4 * len(seeds)
-    assert max(seeds) < 2**53  # every reader of JSON keeps them
+    assert max(seeds) < 2**53  # exact in every reader of JSON
 
 
 @pytest.mark.slow
@@ -93,7 +83,7 @@ def test_a_sweep_without_a_seed_has_runs_without_one(tmp_path):
         assert json.loads((tmp_path / name / "result.json").read_text())["settings"]["seed"] is None
 
 
-def test_a_sweep_that_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_stopped_sweep_continues(tmp_path, monkeypatch):
     made = []
     train = sweep.train_and_save
 
@@ -115,8 +105,8 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_best_of_a_random_number_of_runs(tmp_path):
-    """The price is that of dp_accounting's event, above one run's and below that of all."""
+def test_releasing_only_the_best_run_costs_one_repeat_and_select_event(tmp_path):
+
     ledger = DataLedger.create(tmp_path / "l", epsilon=3.0, delta=1e-5, accountant="rdp")
     out = tmp_path / "out"
     result = sweep.sweep(
@@ -145,9 +135,10 @@ def test_the_best_of_a_random_number_of_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_number_of_runs_is_geometric(tmp_path, monkeypatch):
-    """200 sweeps of 3 runs on average: a mean beyond 5 standard errors, 0.87, has probability 6e-7.
+    """Counts the runs of 200 sweeps with 3 runs on average, without training.
 
-    A Poisson number would be 1 for 15 % of the sweeps instead of a third. Runs are counted, not made.
+    The limit is 5 standard errors, 0.87: a false alarm has probability 6e-7. A Poisson number would be 1 in
+    15% of the sweeps instead of a third.
     """
     counts = []
 
@@ -186,14 +177,14 @@ def test_the_number_of_runs_is_geometric(tmp_path, monkeypatch):
         ({}, {"tried": {"speed": [1]}}, "speed"),
     ],
 )
-def test_wrong_sweeps_are_refused_before_a_run(changes, options, message, tmp_path):
+def test_a_wrong_sweep_is_refused_before_any_run(changes, options, message, tmp_path):
     tried = options.pop("tried", {"lr": [0.1]})
     with pytest.raises(ValueError, match=message):
         sweep.sweep(make_settings(**changes), tried, tmp_path / "out", **options)
 
 
 @pytest.mark.slow
-def test_the_command_line_of_a_sweep_and_a_ledger(tmp_path, capsys):
+def test_sweep_and_train_commands_share_the_budget_of_a_ledger(tmp_path, capsys):
     path = str(tmp_path / "data.ledger")
     with pytest.raises(SystemExit, match="0"):
         main(["ledger", "create", path, "--epsilon", "3", "--accountant", "rdp"])
@@ -221,70 +212,3 @@ def test_the_command_line_of_a_sweep_and_a_ledger(tmp_path, capsys):
             "--accountant", "rdp", "--data-ledger", path, "--out", str(tmp_path / "more"),
         ])  # fmt: skip
     assert "above its budget of 3" in capsys.readouterr().err
-
-
-# --- `adamas train` that goes on ------------------------------------------------------------------------
-
-
-def run_settings(**changes):
-    return make_settings(
-        data="digits", epsilon=None, noise_multiplier=1.0, steps=9, schedule="cosine", **changes
-    )
-
-
-def test_a_command_that_died_goes_on(tmp_path, monkeypatch):
-    whole = train_and_save(run_settings(), tmp_path / "whole", diagnose=True, diagnose_every=2)
-    accuracy = experiment.accuracy
-
-    def dying(*arguments):
-        raise KeyboardInterrupt
-
-    out = tmp_path / "out"
-    options = {"diagnose": True, "diagnose_every": 2, "checkpoint_every": 4}
-    diagnostics = experiment.PrivateRun.diagnostics
-
-    def dies_at_six(run, **wanted):
-        if run.steps_done == 6:
-            raise KeyboardInterrupt
-        return diagnostics(run, **wanted)
-
-    monkeypatch.setattr(experiment.PrivateRun, "diagnostics", dies_at_six)
-    with pytest.raises(KeyboardInterrupt):
-        train_and_save(run_settings(), out, **options)
-    monkeypatch.undo()
-    assert (out / experiment.CHECKPOINT).exists()
-    with pytest.raises(ValueError, match="--resume"):
-        train_and_save(run_settings(), out, **options)
-    with pytest.raises(ValueError, match=r"rule_options was \{\}, and is \{'lr': 0.5\} now"):
-        train_and_save(run_settings(rule_options={"lr": 0.5}), out, resume=True, **options)
-    monkeypatch.setattr(experiment, "accuracy", dying)
-    with pytest.raises(KeyboardInterrupt):  # after the last step, before the result
-        train_and_save(run_settings(), out, resume=True, **options)
-    monkeypatch.setattr(experiment, "accuracy", accuracy)
-    result = train_and_save(run_settings(), out, resume=True, **options)
-    assert {**result, "seconds": 0} == {**whole, "seconds": 0}
-    files = ("model.safetensors", "ledger.json", "diagnostics.jsonl")
-    for name in files:
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert sorted(path.name for path in out.iterdir()) == sorted([*files, ".lock", "result.json"])
-    assert load_file(out / "model.safetensors")
-
-
-def test_resume_needs_what_it_continues(tmp_path, capsys):
-    with pytest.raises(ValueError, match="--checkpoint-every with --resume"):
-        train_and_save(run_settings(), tmp_path / "x", resume=True)
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "--resume", "--checkpoint-every", "3", "--steps", "3", "--noise-multiplier", "1"])
-    assert "--out with --resume" in capsys.readouterr().err
-
-
-def test_a_command_stops_at_its_budget(tmp_path):
-    result = train_and_save(run_settings(max_epsilon=2.0), tmp_path / "x")
-    assert result["epsilon"] <= 2.0
-    assert result["steps"] == calibrate.steps(
-        epsilon=2.0,
-        delta=1e-5,
-        noise_multiplier=1.0,
-        sampling_rate=result["sampling_rate"],
-        accountant="rdp",
-    )

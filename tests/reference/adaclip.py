@@ -1,6 +1,6 @@
 """AdaClip (Pichapati et al., 2019) in NumPy, line by line: SGD with coordinate-wise center and scale.
 
-Pichapati et al. state one query; for a mean of B examples the variance of the noise carries 1/B^2.
+The paper states one query. For a mean of B examples, the variance of the noise has the factor 1/B^2.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def adaclip(
     h2: float = 1e-6,
     b0: float | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, gtil_t, the center m_t, the scale b_t) for t = 1, ..., T.
+    """Returns (theta_t, gtil_t, the center m_t, the scale b_t) for t = 1, ..., T.
 
-    `examples[t - 1]` is (n_t, d), and n_t may be 0; s is a standard deviation. The variance starts at the
-    geometric mean of its bounds, also with `b0`, which is the first scale and nothing more.
+    `examples[t - 1]` is (n_t, d), and n_t may be 0. s is a standard deviation. The variance starts at the
+    geometric mean of its bounds. `b0` replaces the first scale only.
     """
     theta = np.array(theta, dtype=np.float64)
     d = theta.size

@@ -19,11 +19,11 @@ def adadps(
     eps: float = 1e-5,
     mu: float = 0.0,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, A gtil_t, the center 0, the scale C A_t) for t = 1, ..., T.
+    """Returns (theta_t, A gtil_t, the center 0, the scale C A_t) for t = 1, ..., T.
 
     `examples[t - 1]` is (n_t, d), and n_t may be 0. A is `side_information`, or follows the mean public
-    gradients: `public[t]` is seen just before step t. The papers' gtil stays scaled by 1/A; the release is
-    the same in the units of a gradient. `mu` is heavy-ball momentum on the papers' gtil.
+    gradients: `public[t]` is seen just before step t. The paper's gtil stays scaled by 1/A, while A gtil is
+    in the units of a gradient. `mu` is heavy-ball momentum on the paper's gtil.
     """
     theta = np.array(theta, dtype=np.float64)
     d = theta.size

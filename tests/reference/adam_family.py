@@ -22,7 +22,10 @@ def adam(
     inside: bool = False,
     lam: float = 0.0,
 ) -> list[np.ndarray]:
-    """theta_1, ..., theta_T of DP-Adam, or with `lam` of DP-AdamW; `inside` puts gamma under the root."""
+    """Returns theta_1, ..., theta_T of DP-Adam, or of DP-AdamW with `lam`.
+
+    `inside` puts gamma under the root.
+    """
     theta = np.array(theta, dtype=np.float64)
     m, v = np.zeros_like(theta), np.zeros_like(theta)
     trajectory = []
@@ -47,9 +50,9 @@ def adam_bc(
     floor: Floor = 5e-8,
     lam: float = 0.0,
 ) -> list[np.ndarray]:
-    """theta_1, ..., theta_T of DP-AdamBC, or with `lam` of DP-AdamW-BC.
+    """Returns theta_1, ..., theta_T of DP-AdamBC, or of DP-AdamW-BC with `lam`.
 
-    `phi[t - 1]` is what is subtracted from vhat_t: the papers' constant Phi, or `averaged` variances.
+    `phi[t - 1]` is subtracted from vhat_t: the papers' constant Phi, or `averaged` variances.
     """
     theta = np.array(theta, dtype=np.float64)
     m, v = np.zeros_like(theta), np.zeros_like(theta)
@@ -67,7 +70,7 @@ def adam_bc(
 
 
 def averaged(variances: Sequence[np.ndarray | float], beta2: float) -> list[np.ndarray]:
-    """(1 - beta2)/(1 - beta2^t) sum_tau beta2^(t - tau) variance_tau, for t = 1, ..., T."""
+    """Returns (1 - beta2)/(1 - beta2^t) sum_tau beta2^(t - tau) variance_tau, for t = 1, ..., T."""
     return [
         (1 - beta2)
         / (1 - beta2**t)
@@ -77,7 +80,7 @@ def averaged(variances: Sequence[np.ndarray | float], beta2: float) -> list[np.n
 
 
 def proposition_3(t: int, beta2: float, alpha: float, a: float = 1.0, c: float = 2.0) -> float:
-    """xi with P(|vhat_t - E vhat_t| > xi) <= alpha; c is 2 in the proof and 4 in the statement."""
+    """Returns xi with P(|vhat_t - E vhat_t| > xi) <= alpha. c is 2 in the proof and 4 in the statement."""
     f = (1 - beta2) / (1 - beta2**t)
     g = math.sqrt((1 - beta2 ** (2 * t)) / (1 - beta2**2))
     log = math.log(2 / alpha)

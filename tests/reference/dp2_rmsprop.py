@@ -19,11 +19,11 @@ def dp2_rmsprop(
     rho: float = 0.9,
     eps: float = 1e-5,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, the release, the center 0, the scale) for t = 1, ..., T.
+    """Returns (theta_t, the release, the center 0, the scale) for t = 1, ..., T.
 
-    `examples[t - 1]` is (n_t, d), and n_t may be 0. In the second phase the papers' gtil stays scaled; the
-    release is the same in the units of a gradient. `lr` is the first phase's rate of each step, and moves
-    `lr2` in proportion.
+    `examples[t - 1]` is (n_t, d), and n_t may be 0. In the second phase the paper's gtil stays scaled, while
+    the release is in the units of a gradient. `lr` has the first phase's rate of each step, and `lr2` changes
+    in proportion.
     """
     theta = np.array(theta, dtype=np.float64)
     d = theta.size
@@ -39,7 +39,7 @@ def dp2_rmsprop(
         if first_phase:
             total, n = total + gtil, n + 1
             theta = theta - eta * gtil
-            if t % (2 * period) == period - 1:  # after the update of the phase's last step
+            if t % (2 * period) == period - 1:  # the last step of the phase, after its update
                 a = rho * a + (1 - rho) * (total / n) ** 2
                 total, n = np.zeros(d), 0
         else:

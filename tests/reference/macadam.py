@@ -1,10 +1,10 @@
 """DP-MacAdam and DP-MacAdam-BC (Tasnim et al., 2026) in NumPy, with the line numbers of Algorithm 1.
 
-Two lines exist in two forms. Line 20 divides by kappa_t: the printed factor is derived as if every u_k
-were centered at the last mean, `exact_kappa` is the factor for u_k centered at its own. Line 21 subtracts
-the variance of the noise: the printed line takes the noise of this step, "tracked" the share that the
-noise of each earlier step has in s_t. The printed Phi of the BC update is that of noise with scale 1;
-"exact" averages the variances that the releases really had.
+Three places have two forms. Line 20 divides by kappa_t: the printed factor is derived as if every u_k were
+centered at the last mean, and `exact_kappa` is the factor for u_k centered at its own mean. Line 21 subtracts
+the variance of the noise: the printed line takes the noise of this step, and "tracked" takes the share that
+the noise of each step has in s_t. The BC update subtracts Phi: the printed one is that of noise with scale 1,
+and "exact" averages the variances of the releases.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from tests.reference.adam_family import proposition_3
 
 
 def paper_kappa(t: int, beta: float) -> float:
-    """Line 20, as printed."""
+    """Returns the factor of line 20 as printed."""
     return 2 * (beta - beta**t) / (1 + beta)
 
 
 def exact_e(k: int, beta: float) -> float:
-    """E[u_k] / V for independent gtil of variance V, where u_k = (gtil_k - mhat_k)^2."""
+    """Returns E[u_k] / V for independent gtil of variance V, where u_k = (gtil_k - mhat_k)^2."""
     weights = [(1 - beta) * beta ** (k - i) / (1 - beta**k) for i in range(1, k + 1)]  # equation (10)
     return (1 - weights[-1]) ** 2 + sum(c**2 for c in weights[:-1])
 
 
 def exact_kappa(t: int, beta: float) -> float:
-    """E[s_t] / V: the exponential average of e_1, ..., e_t, from 0."""
+    """Returns E[s_t] / V: the exponential average of e_1, ..., e_t, starting from 0."""
     return sum((1 - beta) * beta ** (t - k) * exact_e(k, beta) for k in range(1, t + 1))
 
 
@@ -49,11 +49,11 @@ def macadam(
     phi: str = "exact",
     floor: float | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, gtil_t, the center mhat_{t-1}, the scale b_{t-1}) for t = 1, ..., T.
+    """Returns (theta_t, gtil_t, the center mhat_{t-1}, the scale b_{t-1}) for t = 1, ..., T.
 
-    `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` makes the update that of DP-MacAdam-BC,
-    equation (8), with `phi`; its floor is a number, or None for the bound of Proposition 3 of DP-AdamBC at
-    5%, as a multiple of the averaged variance of the noise.
+    `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` uses the update of DP-MacAdam-BC, equation
+    (8), with `phi`. Its floor is a number, or None for the bound of Proposition 3 of DP-AdamBC at 5%, as a
+    multiple of the averaged variance of the noise.
     """
     theta = np.array(theta, dtype=np.float64)
     d = theta.size
@@ -82,7 +82,7 @@ def macadam(
         u = (gtil - mhat) * (gtil - mhat)  # 18, about the NEW mean
         s = beta1 * s + (1 - beta1) * u  # 19
         noise_in_s = beta1 * noise_in_s + (1 - beta1) * exact_e(t, beta1) * variance
-        if t == 1:  # lines 18 to 21 are 0/0: the lower bound
+        if t == 1:  # lines 18 to 21 give 0/0; take the lower bound
             shat = np.full(d, h1)
         else:
             factor = exact_kappa(t, beta1) if kappa == "exact" else paper_kappa(t, beta1)  # 20

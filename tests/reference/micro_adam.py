@@ -1,8 +1,8 @@
 """DP-MicroAdam (Hudisteanu et al., 2025) in NumPy, with the line numbers of Algorithms 1 and 2.
 
-The window's row r holds the step with (t - 1) mod m = r, so that the newest row has the exponent 0; the
-printed line 4 of Algorithm 2 counts rows from 1 and gives the newest one m - 1. The printed min and max are
-those of one vector; here there is a pair for each bucket of consecutive entries.
+Row r of the window holds the step with (t - 1) mod m = r, so that the newest row has the exponent 0. The
+printed line 4 of Algorithm 2 counts rows from 1 and gives the newest one m - 1. The paper takes min and max
+of a whole vector. Here each bucket of consecutive entries has its own.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 numbers, ties to even: the upper half of a float32."""
+    """Rounds to the nearest bfloat16 numbers, ties to even: the upper half of a float32."""
     bits = np.asarray(x, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.view(np.float32).astype(np.float64)
@@ -21,7 +21,7 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
 def quantize(
     x: np.ndarray, bits: int, bucket_size: int, float32_statistics: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The codes of a vector, and what they decode to."""
+    """Returns the codes of a vector, and the values that they decode to."""
     codes, decoded = np.zeros(x.size, dtype=np.int64), np.zeros(x.size)
     for start in range(0, x.size, bucket_size):
         bucket = slice(start, start + bucket_size)
@@ -37,7 +37,7 @@ def quantize(
 
 
 def selections(sizes: Sequence[int], scope: str, density: float, block_size: int) -> list[tuple[slice, int]]:
-    """The ranges of the flat parameters that each give their k largest entries, and k."""
+    """Returns the ranges of the flat parameters that each select their k largest entries, and k."""
     if scope == "global":
         return [(slice(0, sum(sizes)), math.ceil(density * sum(sizes)))]
     result, start = [], 0
@@ -68,9 +68,10 @@ def micro_adam(
     bfloat16_values: bool = False,
     float32_statistics: bool = False,
 ) -> list[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
-    """For t = 1, ..., T and each tensor: theta_t, the codes of the error (all 0 without bits), the error.
+    """Returns theta_t, the codes of the error (all 0 without bits) and the error, for t = 1, ..., T.
 
-    `thetas` are flat vectors, one per tensor, and `gradients[t - 1]` the private gradients of a step.
+    Each is a list over tensors. `thetas` has a flat vector per tensor, and `gradients[t - 1]` the private
+    gradients of step t.
     """
     sizes = [theta.size for theta in thetas]
     splits = np.cumsum(sizes)[:-1]

@@ -13,7 +13,7 @@ def rmsprop(
     gamma: float = 1e-8,
     mu: float = 0.0,
 ) -> list[np.ndarray]:
-    """theta_1, ..., theta_T; `mu` is heavy-ball momentum on the normalised gradient, as torch has it."""
+    """Returns theta_1, ..., theta_T. `mu` is heavy-ball momentum on the normalised gradient, as in torch."""
     theta = np.array(theta, dtype=np.float64)
     v, buffer = np.zeros_like(theta), np.zeros_like(theta)
     trajectory = []

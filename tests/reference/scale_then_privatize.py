@@ -1,7 +1,7 @@
 """Scale-then-privatize Adam in NumPy, line by line: section 2 of Hudisteanu et al. (2025).
 
-The papers' s_t multiplies the gradients: it is the clip norm over the scale of a geometry. The noise is on
-the sum, so that the mean carries it over B.
+The paper's s_t multiplies the gradients: it is the clip norm divided by the scale of a geometry. The noise is
+added to the sum, so the noise of the mean is divided by B.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ def scale_then_privatize(
     corrected: bool = False,
     floor: float | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(theta_t, gtil_t, the center 0, the scale C / s_t) for t = 1, ..., T.
+    """Returns (theta_t, gtil_t, the center 0, the scale C / s_t) for t = 1, ..., T.
 
-    `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` subtracts from vhat the averaged variance
-    of the noise, down to `floor`: a number, or None for the bound of Proposition 3 of DP-AdamBC at 5%.
+    `examples[t - 1]` is (n_t, d), and n_t may be 0. `corrected` subtracts the averaged variance of the noise
+    from vhat, down to `floor`: a number, or None for the bound of Proposition 3 of DP-AdamBC at 5%.
     """
     theta = np.array(theta, dtype=np.float64)
     d = theta.size

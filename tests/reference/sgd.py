@@ -16,7 +16,7 @@ def sgd(
     mu: float = 0.0,
     lam: float = 0.0,
 ) -> list[np.ndarray]:
-    """theta_1, ..., theta_T for the private gradients gtil_1, ..., gtil_T and rates eta_1, ..., eta_T."""
+    """Returns theta_1, ..., theta_T for private gradients gtil_1, ..., gtil_T and rates eta_1, ..., eta_T."""
     theta = np.array(theta, dtype=np.float64)
     b = np.zeros_like(theta)
     trajectory = []

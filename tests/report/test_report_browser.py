@@ -1,6 +1,6 @@
-"""The page of `adamas report` in a real browser: Chromium without a window, at two sizes and in both schemes.
+"""The page of `adamas report` in headless Chromium, at two sizes and in both colour schemes.
 
-Debian's packages are chromium and chromium-driver; nothing is downloaded here.
+The tests need Debian's packages chromium and chromium-driver, and download nothing.
 """
 
 import os
@@ -69,7 +69,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The address of a page about two tables, with words that are too long for any line."""
+    """Writes a page about two tables, with words too long for any line, and returns its address."""
     root = tmp_path_factory.mktemp("experiments")
     write_table(root)
     long = TABLE.replace("DP-SGD", LONG).replace("three rules", LONG).replace("σ = 1", LONG)
@@ -79,7 +79,7 @@ def page(tmp_path_factory):
 
 
 def show(driver, page, size="desktop", scheme="light"):
-    """Opens a page; what an earlier one logged is forgotten."""
+    """Clears the browser's log, opens a page and unfolds its details."""
     width, height = SIZES[size]
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -92,14 +92,14 @@ def show(driver, page, size="desktop", scheme="light"):
 
 @pytest.mark.parametrize("scheme", GROUNDS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_page_fits_and_all_figures_are_there(driver, page, size, scheme):
+def test_a_page_fits_the_screen_and_shows_all_figures(driver, page, size, scheme):
     show(driver, page, size, scheme)
     ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == GROUNDS[scheme]
     inner, outer = driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert inner <= outer == SIZES[size][0]
     figures = driver.find_elements("css selector", "figure svg")
-    assert len(figures) == 7 + 4  # against epsilon twice, scatter, state, curves; of one column, one each
+    assert len(figures) == 7 + 4  # of paper/table, and of paper/long, which has one column with a run
     for figure in figures:
         assert figure.is_displayed()
         assert figure.size["width"] > 200
@@ -121,12 +121,12 @@ def test_wide_tables_scroll_in_their_own_box(driver, page, size):
         assert any(inner > outer for inner, outer in widths)
 
 
-def first_table(driver):
+def paper_table(driver):
     return driver.find_elements("css selector", "table.sortable")[-1]  # paper/table comes after paper/long
 
 
 def order(driver):
-    rows = first_table(driver).find_elements("css selector", "tbody th")
+    rows = paper_table(driver).find_elements("css selector", "tbody th")
     return [row.text.split("\n")[0].removesuffix(" not in the paper") for row in rows]
 
 
@@ -135,7 +135,7 @@ def test_tables_sort_by_mouse_and_by_keyboard(driver, page, way):
     from selenium.webdriver.common.keys import Keys
 
     show(driver, page)
-    heads = first_table(driver).find_elements("css selector", "thead th")
+    heads = paper_table(driver).find_elements("css selector", "thead th")
     buttons = [head.find_element("css selector", "button") for head in heads]
 
     def press(button):
@@ -164,7 +164,7 @@ def test_tables_sort_by_mouse_and_by_keyboard(driver, page, way):
     assert driver.get_log("browser") == []
 
 
-def test_the_keyboard_reaches_the_heads_and_the_index_leads_to_the_tables(driver, page):
+def test_the_keyboard_reaches_the_table_heads_and_the_index_links_to_the_tables(driver, page):
     from selenium.webdriver.common.keys import Keys
 
     show(driver, page)
@@ -174,7 +174,7 @@ def test_the_keyboard_reaches_the_heads_and_the_index_leads_to_the_tables(driver
     for _ in range(20):
         driver.switch_to.active_element.send_keys(Keys.TAB)
         reached.add(driver.switch_to.active_element.tag_name)
-    assert {"summary", "button", "div"} <= reached  # a box that scrolls can be scrolled by the keyboard
+    assert {"summary", "button", "div"} <= reached  # the div is a box that scrolls
 
 
 def test_no_other_script_runs(driver, page):
@@ -192,7 +192,7 @@ def test_a_page_can_be_read_without_scripts(driver, page):
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         show(driver, page)
-        assert first_table(driver).find_elements("css selector", "th button") == []
+        assert paper_table(driver).find_elements("css selector", "th button") == []
         assert order(driver) == ["DP-SGD", "DP-Adam", "DP-AdamBC"]
     finally:
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -1,26 +1,18 @@
-"""The papers' privacy numbers against computed ones, and the accountant for graphs."""
+"""The papers' privacy numbers, compared with computed ones."""
 
 import importlib
-import itertools
 import math
 from decimal import Decimal
 from pathlib import Path
 
-import dp_accounting
-import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
-from scipy.special import logsumexp, ndtr
-from scipy.stats import norm
 
 from adamas import calibrate
-from adamas.accounting import composition
 from adamas.reproduce import graph_accounting, privacy
 from adamas.reproduce.privacy import grid, published_numbers, render
 from adamas.reproduce.privacy_entries import read_entries
 
 FILE = Path(__file__).parents[2] / "experiments" / "privacy" / "published.toml"
-
 MNIST = """
 [[table]]
 paper = "Somebody (2026)"
@@ -47,9 +39,7 @@ def rows():
     return published_numbers(FILE, tight=False)
 
 
-# The committed file ---------------------------------------------------------------------------------------
-
-# Typed from a computation outside this library: (paper, place) -> the values in the order of the file.
+# Results of a computation outside this library: (paper, place) -> values in the order of the file.
 EXPECTED = {
     ("DP-MacAdam", "Table I"): [7.490, 3.999, 2.326, 1.457, 1.022, 0.795],
     ("DP-MacAdam", "Table II"): [10.398, 5.878, 2.446, 1.110, 0.662],
@@ -78,8 +68,8 @@ def test_every_published_number_is_there(rows):
 
 
 @pytest.mark.slow
-def test_the_page_that_comes_with_the_table_has_these_numbers(rows):
-    """But for the tight values, which take a minute."""
+def test_the_committed_page_has_these_numbers(rows):
+    """Leaves out the tight values, which take a minute."""
     text = FILE.with_suffix("").joinpath("README.md").read_text(encoding="utf-8")
     for row in grid(rows)[1:]:
         assert f"| {' | '.join(row[:8])} |" in text, row
@@ -97,11 +87,11 @@ def test_the_reproduced_values_are_those_of_an_independent_computation(rows, key
             assert row.reproduced == expected
         else:
             digits = 2 if key == ("DP-AdamBC", "Appendix A") else 3
-            # Half of the last digit; 1e-4 more for noise that is rounded up, and for other FFTs.
+            # Half of the last digit, and 1e-4 for noise that is rounded up and for other FFTs.
             assert abs(row.reproduced - expected) <= 0.5 * 10**-digits + 1e-4
 
 
-def test_all_agree_and_those_that_need_a_tolerance_say_why(rows):
+def test_all_rows_agree_and_every_tolerance_has_a_reason(rows):
     assert all(row.agrees is True for row in rows)
     assert sum("Within " in row.remark for row in rows) == 4
     assert all(row.missing == "" and row.tight is None and row.spent is None for row in rows)
@@ -119,7 +109,7 @@ def test_all_agree_and_those_that_need_a_tolerance_say_why(rows):
     ],
 )
 def test_a_wrong_value_does_not_agree(old, new):
-    if "1.46" in old:  # by the PRV accountant of Opacus
+    if "1.46" in old:  # a value of the PRV accountant of Opacus
         pytest.importorskip("opacus")
     text = FILE.read_text(encoding="utf-8")
     assert text.count(old) == 1
@@ -134,15 +124,12 @@ def test_remarks_on_other_conventions_hold():
     snli = {"noise_multiplier": 0.4, "sampling_rate": 256 / 549_367, "steps": 5 * 2146}
     assert round(calibrate.epsilon(**snli, delta=1e-5, accountant="rdp"), 2) == 10.08
     assert round(calibrate.epsilon(**snli, delta=1e-5), 2) == 8.22
-    for count, steps in [(239, 7.0), (240, 7.1), (245, 7.1), (246, 7.2)]:
+    for steps, expected in [(239, 7.0), (240, 7.1), (245, 7.1), (246, 7.2)]:
         cifar = {"noise_multiplier": 2.0, "sampling_rate": 8192 / 50_000, "delta": 1e-5}
-        assert round(calibrate.epsilon(**cifar, steps=count, accountant="rdp"), 1) == steps
+        assert round(calibrate.epsilon(**cifar, steps=steps, accountant="rdp"), 1) == expected
     for budget, noise, degree, expected in [(12.0, 2.0, 7, 771), (3.0, 2.7, 6, 112), (6.0, 2.7, 6, 405)]:
         arxiv = {"nodes": 90_941, "batch_size": 10_000, "max_degree": degree, "noise_multiplier": noise}
         assert graph_accounting.steps(epsilon=budget, delta=1e-5, **arxiv) + 1 == expected
-
-
-# The tight values -----------------------------------------------------------------------------------------
 
 
 def test_tight_epsilon_is_that_of_pld():
@@ -152,7 +139,7 @@ def test_tight_epsilon_is_that_of_pld():
     assert row.reproduced > row.tight
 
 
-def test_tight_steps_are_the_most_within_the_budget_but_for_one():
+def test_tight_steps_are_within_one_of_the_most_that_keep_the_budget():
     text = STEPS.replace("256", "4096").replace("60_000", "45_000").replace("= 1.0", "= 8.0")
     (row,) = published_numbers(text)
     run = {"delta": 1e-5, "noise_multiplier": 8.0, "sampling_rate": 4096 / 45_000}
@@ -161,7 +148,7 @@ def test_tight_steps_are_the_most_within_the_budget_but_for_one():
     assert row.spent == calibrate.epsilon(steps=777, **run)
 
 
-def test_tight_noise_is_the_least_within_the_budget_but_for_two_units():
+def test_tight_noise_is_within_0_002_of_the_least_that_keeps_the_budget():
     text = MNIST.replace('"epsilon"', '"noise_multiplier"').replace("256", "4096").replace("60_000", "45_000")
     (row,) = published_numbers(text.replace("noise_multiplier = 1.0, published", "epsilon = 1, recorded"))
     run = {"delta": 1e-5, "steps": 55, "sampling_rate": 4096 / 45_000}
@@ -181,9 +168,6 @@ def test_steps_may_stop_beyond_the_budget_and_at_the_end_of_an_epoch():
     assert reproduced("whole_epochs = 100") == math.ceil(within / 100) * 100
 
 
-# Without Opacus -------------------------------------------------------------------------------------------
-
-
 def test_without_opacus_the_row_says_what_it_needs(monkeypatch):
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
@@ -194,9 +178,6 @@ def test_without_opacus_the_row_says_what_it_needs(monkeypatch):
     assert row.agrees is None
     assert row.missing == "needs opacus"
     assert "| 1.15 | needs opacus | PRV of Opacus | – |" in render([row])
-
-
-# The Markdown ---------------------------------------------------------------------------------------------
 
 
 def test_the_table_shows_all_columns_and_numbers_the_remarks(rows):
@@ -212,12 +193,10 @@ def test_the_table_shows_all_columns_and_numbers_the_remarks(rows):
     assert text.count("\n1. The text names connect-the-dots") == 1
 
 
-def test_what_does_not_agree_is_shown():
+def test_a_number_that_does_not_agree_is_marked():
     assert "| 1.16 | 1.1" in render(published_numbers(MNIST.replace("1.15", "1.16"), tight=False))
     assert "| NO |" in render(published_numbers(MNIST.replace("1.15", "1.99"), tight=False))
 
-
-# Bad files ------------------------------------------------------------------------------------------------
 
 GRAPH = STEPS.replace('"rdp"', '"graph-rdp"').replace("epsilon = 1\n", "epsilon = 1\nmax_degree = 3\n")
 
@@ -272,90 +251,3 @@ def test_a_path_may_be_a_string(tmp_path):
     (tmp_path / "one.toml").write_text(MNIST)
     (row,) = published_numbers(str(tmp_path / "one.toml"), tight=False)
     assert row.published == Decimal("1.15")
-
-
-# The accountant for graphs --------------------------------------------------------------------------------
-
-TINY = {"noise_multiplier": 0.8, "nodes": 6, "batch_size": 3, "max_degree": 2}
-
-
-def shares_by_counting(nodes: int, batch_size: int, affected: int) -> list[float]:
-    batches = list(itertools.combinations(range(nodes), batch_size))
-    counts = [sum(node < affected for node in batch) for batch in batches]
-    return [counts.count(rho) / len(batches) for rho in range(affected + 1)]
-
-
-def test_the_affected_terms_are_counted_as_by_going_through_all_batches():
-    found = graph_accounting.term_probabilities(nodes=6, batch_size=3, max_degree=2)
-    assert np.allclose(found, shares_by_counting(6, 3, 3), atol=1e-14)
-
-
-def divergence(p_logs: list, q_logs: list, shares: list[float], alpha: float) -> float:
-    """Of order alpha, of pairs of densities with shares, by the trapezoidal rule on a wide grid."""
-    x = np.linspace(-200, 200, 40_001)
-    powers = [np.exp(alpha * p(x) + (1 - alpha) * q(x)) for p, q in zip(p_logs, q_logs, strict=True)]
-    return math.log(np.dot(shares, np.trapezoid(powers, x, axis=1))) / (alpha - 1)
-
-
-@pytest.mark.parametrize("alpha", [1.5, 2.0, 4.0, 9.0])
-def test_the_release_is_below_the_bound_and_with_the_number_of_terms_on_it(alpha):
-    # Clipping norm 1. In one data set the affected gradients are +1, in the other -1; the rest are 0.
-    sigma = TINY["noise_multiplier"] * 2 * 3
-    shares = shares_by_counting(6, 3, 3)
-    plus = [norm(rho, sigma).logpdf for rho in range(4)]
-    minus = [norm(-rho, sigma).logpdf for rho in range(4)]
-
-    def mixture(logs):
-        return lambda x: logsumexp([log(x) for log in logs], b=np.array(shares)[:, None], axis=0)
-
-    bound = graph_accounting.renyi([alpha], **TINY)[0]
-    assert divergence(plus, minus, shares, alpha) == pytest.approx(bound, rel=1e-9)
-    assert 0 < divergence([mixture(plus)], [mixture(minus)], [1.0], alpha) < bound
-
-
-def test_all_terms_in_every_batch_is_the_gaussian_mechanism():
-    full = {"noise_multiplier": 1.3, "nodes": 4, "batch_size": 4, "max_degree": 3}
-    assert np.allclose(graph_accounting.renyi([2.0, 5.5], **full), np.array([2.0, 5.5]) / (2 * 1.3**2))
-    gaussian = dp_accounting.GaussianDpEvent(1.3)
-    by_rdp = composition.composed_epsilon([(gaussian, 10)], 1e-5, "rdp")
-    assert graph_accounting.epsilon(**full, steps=10, delta=1e-5) == pytest.approx(by_rdp, rel=1e-9)
-    exact = PLDAccountant(value_discretization_interval=1e-4).compose(gaussian, 10).get_epsilon(1e-5)
-    by_pld = graph_accounting.epsilon(**full, steps=10, delta=1e-5, accountant="pld")
-    assert exact - 1e-4 <= by_pld <= exact + 2e-3
-
-
-def test_one_step_by_pld_has_the_mean_of_the_deltas():
-    epsilon = graph_accounting.epsilon(**TINY, steps=1, delta=1e-3, accountant="pld")
-    delta = 0.0
-    for rho, share in enumerate(shares_by_counting(6, 3, 3)):
-        if rho:
-            mu = rho / (0.8 * 3)
-            upper, lower = ndtr(mu / 2 - epsilon / mu), ndtr(-mu / 2 - epsilon / mu)
-            delta += share * (upper - math.exp(epsilon) * lower)
-    assert delta == pytest.approx(1e-3, rel=2e-3)
-
-
-def test_the_steps_are_the_most_that_keep_the_budget_and_pld_allows_more():
-    run = {"noise_multiplier": 2.7, "nodes": 90_941, "batch_size": 10_000, "max_degree": 6, "delta": 1e-6}
-    counts = {}
-    for accountant in ("rdp", "pld"):
-        count = counts[accountant] = graph_accounting.steps(epsilon=3.0, accountant=accountant, **run)
-        assert graph_accounting.epsilon(steps=count, accountant=accountant, **run) <= 3.0
-        assert graph_accounting.epsilon(steps=count + 1, accountant=accountant, **run) > 3.0
-    assert counts["rdp"] < counts["pld"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 7}, "batch_size=7 and max_degree=2 .* at most nodes=6"),
-        ({"max_degree": 6}, "max_degree=6 .* at most nodes=6"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier=0.0 > 0"),
-        ({"delta": 0.0}, "delta=0.0 in"),
-        ({"accountant": "prv"}, "accountant='prv' to be one of"),
-        ({"epsilon": 0.01}, "pay for one step"),
-    ],
-)
-def test_a_graph_run_that_cannot_be_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        graph_accounting.steps(**({"epsilon": 5.0, "delta": 1e-5} | TINY | change))

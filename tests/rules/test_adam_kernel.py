@@ -1,4 +1,4 @@
-"""The compiled steps of the corrected Adam and of MacAdam against torch's: equal but for rounding."""
+"""The compiled steps of the corrected rules equal those of torch up to rounding."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ RULES = {
     "adam-bc with a floor": lambda p: rules.AdamBC(p, lr=0.01, floor=0.05),
     "adamw-bc": lambda p: rules.AdamWBC(p, lr=0.01, betas=(0.5, 0.9), weight_decay=0.3),
     "macadam-bc": lambda p: rules.MacAdamBC(p, lr=0.01, h1=1e-3, h2=2.0),
-    "macadam-bc as printed": lambda p: rules.MacAdamBC(
+    "macadam-bc as published": lambda p: rules.MacAdamBC(
         p, lr=0.01, floor=0.05, h1=1e-3, h2=2.0, kappa="paper", noise_correction="paper", phi="paper"
     ),
     "scale-then-privatize": lambda p: rules.ScaleThenPrivatize(p, lr=0.01, floor="auto"),
@@ -34,6 +34,7 @@ RULES = {
 
 
 def trained(rule_of, variance_of, steps=20, gradient=None):
+    """Steps a rule on random releases; `gradient` replaces five values of the fourth."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     rule = rule_of(params)
@@ -48,7 +49,7 @@ def trained(rule_of, variance_of, steps=20, gradient=None):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts the calls of the kernel."""
+    """Records the calls of the kernel."""
     made = []
     real = kernel.call
     monkeypatch.setattr(kernel, "call", lambda *arguments: made.append(1) or real(*arguments))
@@ -57,6 +58,8 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def without_kernel(monkeypatch):
+    """Returns a function that leaves all later steps to torch."""
+
     def switch():
         monkeypatch.setattr(_adam_family, "kernel", lambda: None)
 
@@ -66,7 +69,7 @@ def without_kernel(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("variance", VARIANCES)
 @pytest.mark.parametrize("name", RULES)
-def test_the_step_is_that_of_torchs_kernel(name, variance, calls, without_kernel):
+def test_compiled_steps_equal_those_of_torch(name, variance, calls, without_kernel):
     fast, fast_rule = trained(RULES[name], VARIANCES[variance])
     assert len(calls) >= 20 * 3
     without_kernel()
@@ -81,22 +84,18 @@ def test_the_step_is_that_of_torchs_kernel(name, variance, calls, without_kernel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
-def test_the_number_of_threads_does_not_show(name):
-    before = torch.get_num_threads()
+def test_the_number_of_threads_changes_no_bit(name):
     results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(trained(RULES[name], VARIANCES["by coordinate"], steps=5)[0])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(trained(RULES[name], VARIANCES["by coordinate"], steps=5)[0])
     for other in results[1:]:
         for p, q in zip(results[0], other, strict=True):
             assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("gradient", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_stays_where_it_is(gradient, without_kernel):
+def test_a_non_finite_gradient_affects_its_own_coordinates_only(gradient, without_kernel):
     fast, _ = trained(RULES["adam-bc"], VARIANCES["a number"], steps=6, gradient=gradient)
     without_kernel()
     slow, _ = trained(RULES["adam-bc"], VARIANCES["a number"], steps=6, gradient=gradient)
@@ -105,7 +104,7 @@ def test_a_gradient_that_is_not_finite_stays_where_it_is(gradient, without_kerne
     assert int(fast[0].isnan().sum()) == 5
 
 
-def test_autograd_notices_that_the_parameters_changed():
+def test_autograd_notices_the_in_place_change():
     p = nn.Parameter(torch.ones(3))
     rule = rules.AdamBC([p])
     loss = p.square().sum()
@@ -115,7 +114,7 @@ def test_autograd_notices_that_the_parameters_changed():
         loss.backward()
 
 
-def test_other_number_types_are_left_to_torch(calls):
+def test_other_dtypes_are_left_to_torch(calls):
     for dtype in (torch.float64, torch.bfloat16):
         p = nn.Parameter(torch.ones(3, dtype=dtype))
         rule = rules.AdamBC([p], lr=0.5, floor=1.0)

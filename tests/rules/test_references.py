@@ -1,4 +1,4 @@
-"""Every rule names the paper that it follows, with an identifier that leads to it."""
+"""Every rule cites the paper that it follows, with an arXiv number or a DOI."""
 
 import re
 import sys
@@ -9,12 +9,12 @@ from adamas.rules import RULES
 
 IDENTIFIER = re.compile(r"\barXiv:(\d{4}\.\d{4,5}|[a-z-]+/\d{7})\b|\bdoi:10\.\d{4,}/\S+", re.ASCII)
 
-# Rule -> why its source has neither an arXiv number nor a DOI.
-WITHOUT_IDENTIFIER = {"rmsprop": "RMSProp was published in the slides of a lecture only"}
+# Rule -> why its source has neither.
+WITHOUT_IDENTIFIER = {"rmsprop": "published only in the slides of a lecture"}
 
 
 def references(name: str) -> str:
-    """The section `References:` of the module in which a rule is defined."""
+    """Returns the section `References:` of the docstring of a rule's module."""
     text = sys.modules[RULES[name].__module__].__doc__ or ""
     _, heading, section = text.partition("\nReferences:\n")
     assert heading, f"the docstring of {RULES[name].__module__} has no section References"
@@ -22,17 +22,19 @@ def references(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_names_its_paper(name):
+def test_every_rule_cites_its_paper(name):
     entries = re.split(r"\n\n+", references(name).strip("\n"))
     for entry in entries:
         text = " ".join(entry.split())
-        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', text), f"authors, title, year: {text}"
+        assert re.match(r'[^"]+\. "[^"]+[.?]" .*\b(19|20)\d\d\b', text), (
+            f"not of the form authors, title, year: {text}"
+        )
         if name not in WITHOUT_IDENTIFIER:
             assert IDENTIFIER.search(text), f"no arXiv number or DOI: {text}"
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDENTIFIER)
-def test_exceptions_are_needed(name):
+def test_exempt_sources_have_no_identifier(name):
     assert not IDENTIFIER.search(references(name))
 
 

@@ -1,7 +1,7 @@
-"""Faults, injected: no silent wrong number, no lost spending, a message that names the remedy.
+"""Injected faults: no result is silently wrong, no spending is lost, and the message names the remedy.
 
-Kills, full disks, damaged files and two runs on one ledger are in test_checkpoint.py and test_budget.py,
-ranks that die in test_distributed.py. docs/reliability.md lists all of them.
+Kills and full disks are in test_crashes.py, damaged files in test_unusable_checkpoints.py, ranks that die in
+test_distributed_checkpoints.py, and two runs on one ledger in test_budget.py. docs/reliability.md lists all.
 """
 
 import time
@@ -16,13 +16,11 @@ from torch.utils.data import TensorDataset
 import adamas
 from adamas import calibrate, rules
 from adamas.engines import ENGINES
+from tests.support.custom_losses import make_run_with
+from tests.support.finished_runs import make_finished
 from tests.support.small_runs import N, finish, loss, make_data, make_model, make_run
 
 NAN, INF = float("nan"), float("inf")
-
-
-def vector(run):
-    return torch.nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
 
 
 # --- examples -------------------------------------------------------------------------------------------
@@ -43,7 +41,7 @@ def _with_loss(value):
 
 
 def _with_gradient(model, x, y, bad):
-    """A finite loss with a gradient that is not: the root of 0."""
+    """Returns a finite loss whose gradient is not finite: the square root of 0."""
     logits = model(x)
     root = torch.where(bad, 0 * logits.sum(1), 1.0).sqrt()
     return F.cross_entropy(logits, y, reduction="none") + root
@@ -61,27 +59,17 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_spoilt_example_is_as_if_it_were_not_there(fault, engine):
-    """Compared with the same draws and noise where the example's loss is constant."""
+def test_a_faulty_example_counts_as_absent(fault, engine):
+    """Compares with a run of the same batches and noise in which the example's loss is constant."""
     x, y = make_data().tensors
     bad = torch.arange(N) == 17
     data = TensorDataset(x, y, bad)
 
     def trained(a_loss):
+        options = {"batch_size": 30, "noise_multiplier": 0.5, "seed": 2, "micro_batch_size": 7}
         model = make_model()
-        run = adamas.make_private(
-            model,
-            rules.SGD(model.parameters(), lr=0.5),
-            data,
-            a_loss,
-            batch_size=30,
-            steps=4,
-            noise_multiplier=0.5,
-            delta=1e-3,
-            seed=2,
-            engine=engine,
-            micro_batch_size=7,
-        )
+        rule = rules.SGD(model.parameters(), lr=0.5)
+        run = make_run_with(a_loss, model, rule, data, engine=engine, **options)
         assert any(17 in run.loader.sampler.indices(step).indices for step in range(4))
         return finish(run)
 
@@ -100,7 +88,7 @@ def test_one_spoilt_example_is_as_if_it_were_not_there(fault, engine):
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [5, 6, 8])
 def test_an_exception_within_a_logical_batch_releases_nothing(error, call):
-    """The loss fails for one micro-batch; then the loop is started again."""
+    """The loss fails on one micro-batch; the loop is then started again."""
     calls = []
 
     def failing(model, batch):
@@ -111,10 +99,8 @@ def test_an_exception_within_a_logical_batch_releases_nothing(error, call):
 
     model = make_model()
     failing.at = 0
-    run = adamas.make_private(
-        model, rules.Adam(model.parameters(), lr=0.01), make_data(), failing,
-        batch_size=12, steps=6, noise_multiplier=1.0, delta=1e-3, seed=7, micro_batch_size=3, engine="vmap",
-    )  # fmt: skip
+    rule = rules.Adam(model.parameters(), lr=0.01)
+    run = make_run_with(failing, model, rule, steps=6, micro_batch_size=3, engine="vmap")
     failing.at = len(calls) + call
     with pytest.raises(error):
         finish(run)
@@ -125,15 +111,9 @@ def test_an_exception_within_a_logical_batch_releases_nothing(error, call):
     assert run.epsilon() == make_finished().epsilon()
 
 
-def make_finished():
-    run = make_run()
-    finish(run)
-    return run
-
-
 @pytest.mark.parametrize("place", ["noise", "step"])
-def test_ctrl_c_after_the_record_costs_what_it_recorded(place, monkeypatch):
-    """Between the record and the end of the step: the release counts, and the run can go on."""
+def test_an_interrupt_after_the_record_counts_the_release(place, monkeypatch):
+    """The interrupt comes after the record and before the end of the step; the run can continue."""
     run = make_run()
 
     def interrupted(*arguments, **options):
@@ -158,16 +138,12 @@ def test_ctrl_c_after_the_record_costs_what_it_recorded(place, monkeypatch):
 # --- sizes ----------------------------------------------------------------------------------------------
 
 
-def test_no_example_is_refused():
-    model = make_model()
+def test_an_empty_data_set_is_refused():
     with pytest.raises(ValueError, match="at least one example"):
-        adamas.make_private(
-            model, rules.SGD(model.parameters()), make_data(0), loss,
-            batch_size=1, steps=1, noise_multiplier=1.0, delta=1e-3,
-        )  # fmt: skip
+        make_run_with(loss, data=make_data(0), batch_size=1)
 
 
-def test_one_example_trains():
+def test_a_single_example_is_enough_to_train():
     run = make_run(data=make_data(1), batch_size=1, noise_multiplier=2.0)
     assert torch.isfinite(finish(run)).all()
     assert run.epsilon() == pytest.approx(
@@ -175,19 +151,19 @@ def test_one_example_trains():
     )
 
 
-def test_a_sampling_rate_of_one_takes_everybody_and_says_so():
+def test_a_sampling_rate_of_1_takes_every_example_and_costs_more():
     run = make_run(batch_size=N)
     assert all(len(run.loader.sampler.indices(step).indices) == N for step in range(6))
     finish(run)
-    unsampled = make_run(batch_size=N // 2)
-    finish(unsampled)
-    assert run.epsilon() > 1.5 * unsampled.epsilon()
+    half = make_run(batch_size=N // 2)
+    finish(half)
+    assert run.epsilon() > 1.5 * half.epsilon()
     with pytest.raises(ValueError, match=f"batch_size={N + 1}"):
         make_run(batch_size=N + 1)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_batch_larger_than_a_micro_batch_by_one(engine):
+def test_a_last_micro_batch_of_one_example_does_not_change_the_result(engine):
     sizes = [len(make_run().loader.sampler.indices(step).indices) for step in range(6)]
     for size in {max(sizes), sizes[0]}:
         result = finish(make_run(micro_batch_size=size - 1, engine=engine))
@@ -197,7 +173,7 @@ def test_a_batch_larger_than_a_micro_batch_by_one(engine):
 # --- numbers --------------------------------------------------------------------------------------------
 
 
-def test_a_model_in_double_precision():
+def test_a_model_in_double_precision_gets_releases_in_double_precision():
     x, y = make_data().tensors
     data = TensorDataset(x.double(), y)
     exact = finish(make_run(make_model(dtype=torch.float64), data=data, noise_multiplier=0))
@@ -208,9 +184,9 @@ def test_a_model_in_double_precision():
 
 
 def test_a_model_in_half_precision_gets_noise_of_full_precision():
-    """The variance of 40 releases with a tiny signal, of the 24 numbers of a layer each.
+    """Tests the variance of 40 releases of 24 numbers each, whose signal is tiny.
 
-    A false alarm beyond 6 standard errors has probability 2e-9; a noise of sqrt(2) times as much is rejected.
+    The limit is 6 standard errors: a false alarm has probability 2e-9, and twice the variance is rejected.
     """
     x, y = make_data().tensors
     model = nn.Linear(5, 4).to(torch.bfloat16)
@@ -218,10 +194,8 @@ def test_a_model_in_half_precision_gets_noise_of_full_precision():
     def small(model, batch):
         return 1e-6 * model(batch[0]).float().square().sum(1)
 
-    run = adamas.make_private(
-        model, rules.SGD(model.parameters(), lr=1e-9), TensorDataset(x.bfloat16(), y), small,
-        batch_size=12, steps=40, noise_multiplier=1.0, delta=1e-3, seed=1,
-    )  # fmt: skip
+    rule = rules.SGD(model.parameters(), lr=1e-9)
+    run = make_run_with(small, model, rule, TensorDataset(x.bfloat16(), y), steps=40, seed=1)
     values = []
     for step in run:
         for p, mean in step.release.mean.items():
@@ -234,28 +208,11 @@ def test_a_model_in_half_precision_gets_noise_of_full_precision():
     assert 6 * np.sqrt(2 / n) < 1
 
 
-# --- models and losses ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wrong", "shape"),
-    [
-        (lambda model, batch: loss(model, batch).mean(), "a scalar"),
-        (lambda model, batch: loss(model, batch)[:, None], "2 axes"),
-        (lambda model, batch: loss(model, batch)[:, None].expand(-1, 3), "2 axes"),
-    ],
-)
-def test_a_loss_of_another_shape_is_refused_with_the_remedy(wrong, shape):
-    model = make_model()
-    with pytest.raises(adamas.UnsupportedError, match=rf"{shape}.*reduction"):
-        adamas.make_private(
-            model, rules.SGD(model.parameters()), make_data(), wrong,
-            batch_size=10, steps=1, noise_multiplier=1.0, delta=1e-3,
-        )  # fmt: skip
+# --- models ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_parameter_in_no_graph_gets_noise_like_the_others(engine):
+def test_an_unused_parameter_gets_the_same_noise(engine):
     class Unused(nn.Module):
         def __init__(self):
             super().__init__()
@@ -273,7 +230,7 @@ def test_a_parameter_in_no_graph_gets_noise_like_the_others(engine):
     assert abs(deviation - 1) < 6 / np.sqrt(2 * 2000)  # a false alarm has probability 2e-9; 0 is rejected
 
 
-def test_a_second_run_on_the_same_model_has_its_own_epsilon_and_the_data_add_up(tmp_path):
+def test_a_second_run_on_the_same_model_has_its_own_epsilon_and_adds_to_the_data_ledger(tmp_path):
     ledger = adamas.DataLedger.create(tmp_path / "l", epsilon=20.0, delta=1e-3, accountant="rdp")
     model = make_model()
     first = make_run(model, data_ledger=ledger, seed=1)
@@ -290,7 +247,7 @@ def test_a_second_run_on_the_same_model_has_its_own_epsilon_and_the_data_add_up(
 # --- clocks ---------------------------------------------------------------------------------------------
 
 
-def test_no_clock_changes_a_result(monkeypatch, tmp_path):
+def test_a_jumping_clock_does_not_change_the_result(monkeypatch, tmp_path):
     expected = finish(make_run())
     jumps = iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: 1e9 * (2 + (-1) ** next(jumps)))

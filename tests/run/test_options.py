@@ -1,21 +1,17 @@
-"""Options of a run: each is written once, and checked before a model is looked at."""
+"""Options of a run: each is declared once, and checked before the model is."""
 
 import inspect
 from dataclasses import FrozenInstanceError, asdict, fields
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    ExponentialLR,
-    LambdaLR,
-    ReduceLROnPlateau,
-)
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 import adamas
 from adamas import rules
 from adamas.run.options import RunOptions, TrainingOptions
 from tests.support.small_runs import finish, make_model, make_run
+from tests.support.stopped_runs import stopped
 
 BASE = {"batch_size": 10, "delta": 1e-3, "steps": 3, "noise_multiplier": 1.0}
 
@@ -45,7 +41,7 @@ def test_options_that_decide_the_result_are_plain_data():
     assert all(value is None or isinstance(value, bool | int | float | str) for value in values.values())
 
 
-def test_options_do_not_change():
+def test_options_are_immutable():
     with pytest.raises(FrozenInstanceError):
         RunOptions(**BASE).delta = 0.5
 
@@ -79,39 +75,39 @@ def test_a_bad_option_is_refused_by_its_name(change, error, text):
         make_run(**BASE | change)
 
 
-# --- schedulers that are told the number of steps ----------------------------------------------------------
+# --- schedulers that receive the number of steps ----------------------------------------------------------
 
 
 def rates(run, rule):
     return [rule.param_groups[0]["lr"] for _ in run]
 
 
-def test_a_function_makes_the_scheduler_and_is_told_the_rule_and_the_steps():
-    model, told = make_model(), []
+def test_a_scheduler_function_receives_the_rule_and_the_number_of_steps():
+    model, received = make_model(), []
     rule = rules.SGD(model.parameters(), lr=1.0)
 
     def falling(optimizer, steps):
-        told.append((optimizer, steps))
+        received.append((optimizer, steps))
         return LambdaLR(optimizer, lambda step: 1 - step / steps)
 
     run = make_run(model, rule, scheduler=falling, steps=4)
-    assert told == [(rule, 4)]
+    assert received == [(rule, 4)]
     assert rates(run, rule) == [0.75, 0.5, 0.25, 0.0]
 
 
-def test_the_steps_are_those_that_the_budget_pays_for():
-    told = []
+def test_a_scheduler_function_receives_the_steps_that_the_budget_allows():
+    received = []
 
     def constant(optimizer, steps):
-        told.append(steps)
+        received.append(steps)
         return LambdaLR(optimizer, lambda step: 1.0)
 
     run = make_run(steps=1000, noise_multiplier=1.0, max_epsilon=3.0, scheduler=constant)
-    assert told == [run.steps]
+    assert received == [run.steps]
     assert run.steps < 1000
 
 
-def test_a_scheduler_of_torch_is_such_a_function_and_gives_the_same_run():
+def test_a_scheduler_class_of_torch_can_be_given():
     weights = []
     for made in (CosineAnnealingLR, lambda rule, steps: CosineAnnealingLR(rule, T_max=6), None):
         model = make_model()
@@ -122,7 +118,7 @@ def test_a_scheduler_of_torch_is_such_a_function_and_gives_the_same_run():
     torch.testing.assert_close(weights[0], weights[2], rtol=0, atol=0)
 
 
-def test_a_made_scheduler_continues_in_a_resumed_run(tmp_path):
+def test_a_scheduler_continues_in_a_resumed_run(tmp_path):
     def made(**options):
         model = make_model()
         rule = rules.SGD(model.parameters(), lr=1.0)
@@ -131,10 +127,7 @@ def test_a_made_scheduler_continues_in_a_resumed_run(tmp_path):
     whole, rule = made()
     expected = rates(whole, rule)
     kept = {"checkpoint": tmp_path / "run.safetensors", "checkpoint_every": 1}
-    run, rule = made(**kept)
-    for step in run:
-        if step.number == 4:
-            break
+    stopped(made(**kept)[0], 4)
     run, rule = made(**kept, resume=True)
     assert run.steps_done == 3
     assert rates(run, rule) == expected[3:]

@@ -1,4 +1,4 @@
-"""Rehearsals: a run with some parts replaced, which spends nothing and leaves the run as it was."""
+"""Rehearsals: copies of a run with some parts replaced, which spend nothing and leave the run unchanged."""
 
 import copy
 
@@ -24,7 +24,7 @@ def test_a_rehearsal_spends_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.ledger"]
 
 
-def test_a_rehearsal_may_release_more_than_was_planned():
+def test_a_rehearsal_may_exceed_the_budget():
     rehearsal = make_run(epsilon=1.0, noise_multiplier=None, steps=2)._replaced()
     (batch,) = rehearsal.loader.batches(0, 1)
     for _ in range(3):
@@ -32,7 +32,7 @@ def test_a_rehearsal_may_release_more_than_was_planned():
     assert rehearsal.epsilon() > 1.0
 
 
-def test_only_what_is_given_is_replaced():
+def test_only_the_given_parts_are_replaced():
     run = make_run()
     before = (run.noise, run.loader, run.engine, run.make_engine, run.loss)
     noise, loader = Silent(0), copy.copy(run.loader)
@@ -51,7 +51,7 @@ def test_batches_belong_to_the_run_whose_loader_made_them():
         run.privatize(next(iter(other.batches())))
 
 
-def test_an_engine_may_be_any_function_and_is_in_no_registry():
+def test_an_engine_may_be_any_function_and_is_not_registered():
     run, names, made = make_run(), list(ENGINES), []
 
     def engine(model, loss, data):

@@ -1,9 +1,9 @@
 """A harness for attacks on the promise that one record moves the whitened sum by at most 1.
 
-An attack is a model, a loss, a collate_fn or a data set that somebody could write without bad intentions,
-with one record that is made to show. It must be refused, or the sum must move by at most 1. A run has
-sampling rate 1 and silent noise; the sums with and without the record are compared. The attacks themselves
-are in `tests/engines/test_attacks_*.py`; data, models and losses that many of them use are here.
+An attack is a model, a loss, a collate_fn or a data set that somebody could write in good faith, and one
+record that would show in the sum. The engine must refuse it, or the sum must move by at most 1. A run has
+sampling rate 1 and silent noise, and its sums with and without the record are compared. The attacks are in
+`tests/engines/test_attacks_*.py`. This module has the data, models and losses that several of them use.
 """
 
 import warnings
@@ -21,10 +21,11 @@ import adamas
 from adamas import UnsupportedError, rules
 from adamas.check.replay import Silent, joined, release_of, whitened_sums
 from adamas.engines.base import Materialized
+from tests.support import through as function_models
 
 N, D = 12, 4
 BIG = 50.0
-LIMIT = 1 + 3e-6  # 1e-6, and the rounding of float32 sums of some dozen examples
+LIMIT = 1 + 3e-6  # 1e-6, and rounding in float32 sums of a dozen examples
 FAST = ("auto", "bookkeeping")
 SLOW = ("auto", "loop")
 EVERY = ("auto", "bookkeeping", "vmap", "loop")
@@ -35,15 +36,15 @@ class Attack:
     """One attack.
 
     Attributes:
-        model: Makes the model; also resets state that the attack keeps elsewhere.
-        loss: One loss per example.
+        model: Makes the model, and resets any state that the attack keeps elsewhere.
+        loss: Loss with one value per example.
         dataset: The data, or a function that makes it.
         who: The record that is removed.
-        sets: The two sets of records to compare; by default all records, and all but `who`.
-        warm: Number of releases on all records before, which change no parameter.
-        cache: Bytes of gradients that the slow engines keep.
+        sets: The two sets of records to compare. By default, all records and all but `who`.
+        warm: Releases on all records beforehand. They change no parameter.
+        cache: Maximum bytes of gradients that the slow engines keep.
         rule: Makes the rule.
-        options: More arguments of `make_private`.
+        options: Further arguments of `make_private`.
     """
 
     model: Callable[[], nn.Module]
@@ -58,7 +59,7 @@ class Attack:
 
 
 class Attacks(list[Any]):
-    """Attacks of one family, as parameters of a test."""
+    """The attacks of one family, as parameters of a test."""
 
     def add(
         self,
@@ -78,7 +79,7 @@ class Attacks(list[Any]):
 
 
 def released(case: Attack, engine: str, indices: Sequence[int]) -> Tensor:
-    """Returns the whitened sum of a release on some records, by a fresh run."""
+    """Returns the whitened sum that a fresh run releases on some records."""
     torch.manual_seed(0)
     dataset = case.dataset() if callable(case.dataset) else case.dataset
     model = case.model()
@@ -108,7 +109,7 @@ def influence(case: Attack, engine: str) -> float:
 
 
 def assert_harmless(case: Attack, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes if an engine refuses the attack, or the record moves the sum by at most 1."""
+    """Asserts that the engine refuses the attack, or that the record moves the sum by at most 1."""
     if case.cache is not None:
         monkeypatch.setattr(Materialized, "cache_bytes", case.cache)
     with warnings.catch_warnings():
@@ -120,13 +121,13 @@ def assert_harmless(case: Attack, engine: str, monkeypatch: pytest.MonkeyPatch) 
     assert moved <= LIMIT
 
 
-# --- data, models and losses that many attacks share -----------------------------------------------------
+# --- shared data, models and losses ----------------------------------------------------------------------
 
 
 def outlier(
     n: int = N, *, at: int = -1, size: Sequence[int] = (D,), label: int = 0, big: float = BIG
 ) -> TensorDataset:
-    """Makes equal examples, except for a large one."""
+    """Makes equal examples, one of which is large."""
     x, y = torch.ones(n, *size), torch.zeros(n, dtype=torch.long)
     x[at], y[at] = big, label
     return TensorDataset(x, y)
@@ -146,21 +147,15 @@ def zero(inputs: int = D, outputs: int = 2) -> nn.Linear:
     return layer
 
 
-class Through(nn.Module):
-    """A linear layer and a forward that is a function of the module and its input."""
+class Through(function_models.Through):
+    """A model written as one function, with a `layer` of zeros."""
 
     def __init__(self, forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.layer = zero()
-        self._through = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._through(self, x)
+        super().__init__(forward, layer=zero(), **parts)
 
 
 def through(forward: Callable[[Any, Tensor], Tensor], **parts: Callable[[], Any]) -> Callable[[], nn.Module]:
+    """Makes a function that builds the model, with fresh parts at each call."""
     return lambda: Through(forward, **{name: part() for name, part in parts.items()})
 
 
@@ -169,7 +164,7 @@ def ce(weight: float = 1.0) -> Any:
 
 
 def times(number: Callable[[Tensor], Any], weight: float = 0.01) -> Any:
-    """Makes a loss that multiplies the logits by a number computed from the batch."""
+    """Makes a loss that multiplies the logits by a number computed from the whole batch."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch

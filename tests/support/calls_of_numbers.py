@@ -1,4 +1,4 @@
-"""Cases of functions on numbers and along axes: elementwise functions, losses, sums, sorting, transforms."""
+"""Cases of elementwise functions, losses, reductions, sorting, transforms and linear algebra."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Call the command line within this process."""
+"""Calls the command line within this process."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from adamas.cli import main
 
 
 def call(capsys, *arguments):
-    """Returns the exit code, the output and the errors of a command; arguments may be paths or numbers.
+    """Returns the exit code, the output and the errors of a command. Arguments may be paths or numbers.
 
-    An exception other than `SystemExit` would be a traceback for the user, and fails the test.
+    An exception other than `SystemExit` would show the user a traceback, so it fails the test.
     """
     with pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])

@@ -1,7 +1,7 @@
-"""A weight that is computed from a parameter: standardised rows, as in networks without batch normalisation.
+"""A weight computed from a parameter: standardised rows, as in networks without batch normalisation.
 
-The fast engine has a closed form for the norms behind such a weight; tests of derived weights and of
-certified norms both use it.
+The fast engine has a closed form for the norms of such a parameter. Tests of derived weights and of certified
+norms use it.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def axes(w: Tensor) -> tuple[int, ...]:
-    """Returns the axes within a row of a weight: all but the first."""
+    """Returns the axes within a row of a weight: all except the first."""
     return tuple(range(1, w.dim()))
 
 

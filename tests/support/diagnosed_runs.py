@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from adamas import PrivateGradient
 from adamas.diagnostics import QUANTILES
@@ -12,15 +11,14 @@ from tests.support.small_runs import make_data, make_model
 
 
 def make_run(rule=None, dtype=torch.float32, **changes):
-    """Makes a small run of any dtype; `rule` makes the rule from the parameters."""
+    """Makes a small run. `rule` is a function of the parameters."""
     model = make_model(dtype=dtype)
-    x, y = make_data().tensors
     made = None if rule is None else rule(model.parameters())
-    return small_runs.make_run(model, made, TensorDataset(x.to(dtype), y), **changes)
+    return small_runs.make_run(model, made, make_data(dtype=dtype), **changes)
 
 
 def feed(rule, gradients, variances):
-    """Steps a rule with one parameter on given releases: one array and one variance per step."""
+    """Steps a rule of one parameter on given gradients and noise variances, and returns the parameter."""
     (p,) = rule.trainable()
     for g, variance in zip(gradients, variances, strict=True):
         PrivateGradient({p: torch.as_tensor(g, dtype=p.dtype)}, {p: variance}).write_to(rule)
@@ -29,7 +27,7 @@ def feed(rule, gradients, variances):
 
 
 def by_hand(gradients, variances, betas, lr, floor=None, eps=1e-8):
-    """Computes the diagnostics of one parameter with NumPy, from the definitions and not the rule's state."""
+    """Computes the diagnostics of one parameter from their definitions, not from the rule's state."""
     t, (b1, b2) = len(gradients), betas
     w1 = (1 - b1) * b1 ** np.arange(t)[::-1] / (1 - b1**t)
     w2 = (1 - b2) * b2 ** np.arange(t)[::-1] / (1 - b2**t)

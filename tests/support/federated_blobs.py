@@ -1,6 +1,6 @@
-"""A small federated task, as a user writes one: three classes of points, others for each client.
+"""A small federated task, as a user writes one: points of three classes, different for each client.
 
-The clients that the environment names in FAILING_CLIENTS have an example that the loss cannot take.
+The environment variable FAILING_CLIENTS names clients whose data makes the loss raise an error.
 """
 
 import os
@@ -32,7 +32,7 @@ def test_data() -> TensorDataset:
     return _points(0, 60)
 
 
-test_data.__test__ = False  # it is no test, whatever its name begins with
+test_data.__test__ = False  # pytest takes it for a test, by its name
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Every federated algorithm in NumPy, as its paper states it, on a linear regression of three clients.
 
-Without noise and clipping, and with all examples in each step, an algorithm of `adamas.federated` must give
-the weights of its function here. `REFERENCES` has the function and the options of each.
+Without noise and clipping, and with all examples in each step, an algorithm of `adamas.federated` must reach
+the same weights as its function here. `REFERENCES` has the function and the options of each algorithm.
 """
 
 import math
@@ -17,7 +17,7 @@ CLIENTS, ROUNDS, STEPS, FEATURES = 3, 4, 3, 5
 
 
 class Regression(nn.Module):
-    """One vector of weights."""
+    """A linear model with one vector of weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def gradient(client: int, w: np.ndarray) -> np.ndarray:
 
 
 def make_client(number: int, **options) -> Client:
-    """All examples in each step, without noise and clipping, if the options do not say otherwise."""
+    """Makes a client. By default each step has all examples, without noise and clipping."""
     x, y = data(number)
     settings = {"batch_size": len(x), "noise_multiplier": 0.0, "clip_norm": math.inf, "delta": 1e-5}
     dataset = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
@@ -192,7 +192,7 @@ def fafed(lr, momentum, beta, rho):
 
 
 def fedadamw(lr, betas, floor, weight_decay, alignment, aggregation, blocks):
-    """Without noise there is none to subtract."""
+    """Subtracts no noise variance, because there is no noise."""
     b1, b2 = betas
     theta, shared, direction = START.copy(), np.zeros(FEATURES), np.zeros(FEATURES)
     for t in range(ROUNDS):

@@ -14,7 +14,7 @@ from adamas import rules
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
 N, D, CLASSES = 60, 6, 3
-FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so that it is a statement about the design
+FALSE_ALARM = 1e-6  # of each statistical test, over seeds; the seed of a test is fixed
 
 
 def data(n=N, d=D, dtype=torch.float64):
@@ -43,7 +43,7 @@ def private(model, rule=None, **options):
 
 
 def per_example(model, batch, loss=classification):
-    """Gradients by `torch.func`, for every trainable parameter: (n, *shape)."""
+    """Computes the gradients of each example with `torch.func`: (n, *shape) for each trainable parameter."""
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     rest |= dict(model.named_buffers())

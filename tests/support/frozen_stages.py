@@ -4,13 +4,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from adamas.data import Data
-from adamas.models import BertSizes, minilm
+from adamas.models import minilm
+from tests.support.small_models import SMALL as SIZES
 
-SIZES = BertSizes(words=50, positions=16, width=24, layers=3, heads=4, inner=40)
+__all__ = ["SIZES", "task"]
 
 
 def task(seed=0, examples=150):
-    """Makes the model and texts of different lengths; the same for the same arguments, in any process."""
+    """Makes the model, and texts of different lengths. Equal arguments give equal results in any process."""
     torch.manual_seed(seed)
     model = minilm(None, 3, sizes=SIZES)
 

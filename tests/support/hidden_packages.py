@@ -1,8 +1,8 @@
-"""A plugin of pytest that hides the packages of all extras that the fast tests do without.
+"""A plugin of pytest that hides the optional packages, which the fast tests do not need.
 
     python -m pytest -p tests.support.hidden_packages -m "not slow"
 
-passes as it would where those packages are not installed.
+runs the tests as if those packages were not installed.
 """
 
 import sys
@@ -12,7 +12,7 @@ HIDDEN = {"flwr", "ray", "transformers", "peft", "opacus", "selenium", "matplotl
 
 
 class Hiding(MetaPathFinder):
-    """Finds no package of `HIDDEN`, whether or not it is installed."""
+    """Makes the packages of `HIDDEN` look as if they were not installed."""
 
     def find_spec(self, name, path=None, target=None):
         """Raises the error of a missing package, or leaves the module to the next finder."""

@@ -1,7 +1,7 @@
-"""Watch which key every draw of noise has.
+"""Records the key of every draw of noise.
 
-Two different sums under the same noise would cancel it: their difference is exact. The fixture `keys` records
-every key with the sums that it served. `shared` returns the keys that served two.
+If two sums had the same noise, their difference would have none. The fixture `keys` records each key with the
+sums that it served. `shared` returns the keys that served two.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from adamas.noise import GaussianNoise
 
 @pytest.fixture
 def keys(monkeypatch):
-    """Records the uses of each key: the deviation of the noise and the sum that it was added to."""
+    """Records each use of a key: the standard deviation of the noise, and the sum that it was added to."""
     used = {}
     original = GaussianNoise.add_normal_
 
@@ -26,7 +26,7 @@ def keys(monkeypatch):
 
 
 def shared(used):
-    """Returns the uses of each key that served different sums, or one sum with two deviations."""
+    """Returns the uses of each key that served different sums, or one sum with two standard deviations."""
     return [uses for uses in used.values() if len(set(uses)) > 1]
 
 

@@ -1,8 +1,9 @@
-"""Losses whose backward mixes their examples, by custom functions or hooks; none may be proven."""
+"""Adds losses to `ATTACKS` whose backward mixes their examples, by custom functions or hooks."""
 
 import torch
+from torch import nn
 
-from tests.support.mixing_losses import attack
+from tests.support.mixing_losses import ATTACKS, attack
 
 
 @attack
@@ -14,7 +15,23 @@ def saved_hooks(model, x, y):
         return (h * h).sum(1)
 
 
-class Sc(torch.autograd.Function):
+@attack
+def module_bwd_hook(model, x, y):
+    tanh = nn.Tanh()
+    tanh.register_full_backward_hook(lambda mod, gi, go: (gi[0].flip(0),))
+    return tanh(model(x)).sum(1)
+
+
+@attack
+def multi_grad_hook(model, x, y):
+    h = model(x)
+    torch.autograd.graph.register_multi_grad_hook([h], lambda g: None)
+    return h.sum(1)
+
+
+class Exponential(torch.autograd.Function):
+    """Saves its output, and multiplies by its mean in the backward."""
+
     @staticmethod
     def forward(ctx, x):
         y = x.exp()
@@ -29,82 +46,28 @@ class Sc(torch.autograd.Function):
 
 @attack
 def custom_saved_out(model, x, y):
-    return Sc.apply(model(x)).sum(1)
+    return Exponential.apply(model(x)).sum(1)
 
 
-class Sc2(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.y = x.exp()
-        return x * 2
+def doubling(name, backward, keep=lambda ctx, x: None):
+    """Adds a loss through a function that doubles its input and has the given backward."""
 
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.y.mean()
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            keep(ctx, x)
+            return x * 2
 
-
-@attack
-def custom_attr(model, x, y):
-    return Sc2.apply(model(x)).sum(1)
+    Doubling.backward = staticmethod(backward)
+    ATTACKS[name] = lambda model, x, y: Doubling.apply(model(x)).sum(1)
 
 
-class Sc3(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.exp())
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].mean()
-
-
-@attack
-def custom_saved_tmp(model, x, y):
-    return Sc3.apply(model(x)).sum(1)
-
-
-class Sc4(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g.flip(0)
-
-
-@attack
-def custom_flip(model, x, y):
-    return Sc4.apply(model(x)).sum(1)
-
-
-class Sc5(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * len(g)
-
-
-@attack
-def custom_len(model, x, y):
-    return Sc5.apply(model(x)).sum(1)
-
-
-class Sc6(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.n = x.shape[0]
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.n
-
-
-@attack
-def custom_shape(model, x, y):
-    return Sc6.apply(model(x)).sum(1)
+doubling("custom_attr", lambda ctx, g: g * ctx.kept.mean(), keep=lambda ctx, x: setattr(ctx, "kept", x.exp()))
+doubling(
+    "custom_saved_tmp",
+    lambda ctx, g: g * ctx.saved_tensors[0].mean(),
+    keep=lambda ctx, x: ctx.save_for_backward(x.exp()),
+)
+doubling("custom_flip", lambda ctx, g: g.flip(0))
+doubling("custom_len", lambda ctx, g: g * len(g))
+doubling("custom_shape", lambda ctx, g: g * ctx.n, keep=lambda ctx, x: setattr(ctx, "n", x.shape[0]))

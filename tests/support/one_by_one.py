@@ -15,15 +15,12 @@ from adamas.engines import Bookkeeping, trainable_parameters
 
 TOLERANCE = 1e-9
 
-
 Gradients = list[dict[Tensor, Tensor]]
-
-
 Batch = tuple[Tensor, ...]
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """A different, non-linear loss for each example; `batch[1]` is the example's own factor."""
+    """Computes a non-linear loss for each example. `batch[1]` has a factor for each."""
     out = model(batch[0]).flatten(1)
     return batch[1] * (out.square().sum(1) + (3 * out).sin().sum(1))
 
@@ -53,7 +50,7 @@ def whitened_norms(gradients: Gradients, geometry: Geometry) -> Tensor:
 
 
 def summed(gradients: Gradients, weights: Tensor) -> dict[Tensor, Tensor]:
-    """Adds up weighted gradients; an example with weight 0 takes no part."""
+    """Adds up weighted gradients. A gradient with weight 0 is left out, even if it is not finite."""
     total = {p: torch.zeros_like(g) for p, g in gradients[0].items()}
     for w, gradient in zip(weights.tolist(), gradients, strict=True):
         if w:
@@ -77,7 +74,7 @@ def ball(model: nn.Module, radius: float = 1.0) -> Geometry:
 
 
 def geometries(model: nn.Module, seed: int = 7) -> list[Geometry]:
-    """A flat ball; a center with a scale per coordinate; a center with one scale for each parameter."""
+    """Returns a ball, a center with a scale per coordinate, and a center with a scale per parameter."""
     draw = torch.Generator().manual_seed(seed)
     params = list(trainable_parameters(model).values())
 
@@ -107,7 +104,7 @@ def assert_exact(
     gradients: Gradients | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Compares norms in three geometries, each from a new engine, and the weighted sum from each."""
+    """Compares the norms and the weighted sum of a new engine in each of three geometries."""
     expected = one_by_one(model, batch, loss) if gradients is None else gradients
     weights = some_weights(len(batch[0]))
     for geometry in geometries(model):
@@ -121,5 +118,5 @@ def assert_exact(
 
 
 def norms(model: nn.Module, batch: Batch, loss: Callable[..., Tensor] = loss) -> Tensor:
-    """Computes the norms of a batch in a flat ball, by the fast engine."""
+    """Computes the norms of a batch in a ball, with the fast engine."""
     return Bookkeeping(model, loss, batch).norms(ball(model))

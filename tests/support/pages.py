@@ -1,6 +1,6 @@
-"""Read pages of `adamas report`, and write tables with made-up results for it to show.
+"""Reads pages of `adamas report`, and writes tables with made-up results for it to show.
 
-`read_page` checks what all pages promise: no network, no foreign script, unique ids, headings in order.
+`read_page` checks what every page promises: no network, no foreign script, unique ids, headings in order.
 """
 
 import base64
@@ -17,7 +17,7 @@ VOID = {"meta", "br", "path", "use", "rect"}
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page."""
+    """The tags, attributes and text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def read_page(path, *, sortable=False):
-    """Reads a page and checks what every page must satisfy."""
+    """Reads a page, and checks what every page promises."""
     text = path.read_text(encoding="utf-8")
     page = Page(text)
     assert page.depth == []
@@ -72,7 +72,7 @@ def read_page(path, *, sortable=False):
         assert policy.endswith(f"script-src 'sha256-{digest}'")
     else:
         assert "script-src" not in policy
-    assert "#0000" not in text  # all colours are the page's
+    assert "#0000" not in text  # placeholders of colors are all replaced
     assert "#0001" not in text
     levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
@@ -130,8 +130,6 @@ note = "Nothing to tune."
 
 
 MEANS = {"sgd": 0.9, "adam": 0.915, "bc": 0.6}
-
-
 SPENT = {"a": 3.0, "b": 1.5, "c": 0.7}
 
 
@@ -164,7 +162,7 @@ def finished(table, row, column, seed, **changes):
 
 
 def write_table(root, name="paper/table", text=TABLE, cells=None, seeds=2, **changes):
-    """Writes a table's TOML file and its results below `root`; returns the folder of the results."""
+    """Writes a table's TOML file and its results below `root`, and returns the folder of the results."""
     toml = root / f"{name}.toml"
     toml.parent.mkdir(parents=True, exist_ok=True)
     toml.write_text(text, encoding="utf-8")

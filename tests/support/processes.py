@@ -1,8 +1,7 @@
-"""Start processes for tests that share files between runs or kill them.
+"""Starts processes, for tests that share files between runs or kill them.
 
 A forked copy of a process with running threads may hang, and a fresh interpreter spends seconds on imports.
-A fork server does neither: it imports torch, adamas and the helpers below once, without starting a thread,
-and forks from there.
+A fork server avoids both: it imports `PRELOADED` once, without starting a thread, and forks from there.
 """
 
 import multiprocessing
@@ -12,7 +11,7 @@ PRELOADED = ["torch._dynamo", "adamas", "pytest", "hypothesis", "tests.support.s
 
 
 def fork_server() -> ForkServerContext:
-    """Returns the multiprocessing context of the one fork server of this test process."""
+    """Returns the multiprocessing context of the fork server. A test process has only one."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

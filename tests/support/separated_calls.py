@@ -1,8 +1,9 @@
-"""A harness for the rows of the table: runs a call on a batch, and checks the places that its rule returns.
+"""A harness for the rows of the separation table.
 
-A case is a call with data whose examples are on some axis, plain or folded. A proven place must be right: the
+It runs a call on a batch, and checks the place of the examples that the row's rule proves. A case is a call
+with data whose examples are on some axis, plain or folded with another. A proven place must be right: the
 part of an example in the result equals that of a batch of copies of the example, and its gradient reaches no
-other example. `calls_of_*.py` register cases for each family of functions in `FAMILIES`.
+other example. `calls_of_*` register the cases of each family of functions in `FAMILIES`.
 """
 
 import itertools
@@ -22,7 +23,7 @@ from adamas.engines.bookkeeping.separation.table import _HOMES
 
 @dataclass
 class Arg:
-    """A data argument: the shape of one example, the axis of the examples, and how others are folded in."""
+    """A data argument: the shape of an example, the axis of the examples, and how it is folded."""
 
     shape: tuple[int, ...]
     axis: int = 0
@@ -54,7 +55,7 @@ class Arg:
 
 @dataclass
 class Case:
-    """A call with data; `proven` is the expected answer of the rule, None if both answers are fine."""
+    """A call with data. `proven` is the expected answer of the rule, or None if both answers are right."""
 
     call: Any
     args: tuple[Arg, ...]
@@ -79,7 +80,7 @@ WEIGHT = nn.Parameter(torch.zeros(1))
 
 
 def recorded(case, f, data):
-    """Runs the case under the recorder; returns inputs, outputs and their marks, or None if it is refused."""
+    """Runs a case under the recorder. Returns inputs, outputs and their marks, or None if it is refused."""
     n = len(data[0])
     recorder = Recorder({WEIGHT: "w"}, n, Geometry.ball([WEIGHT]))
     inputs = [recorder.start(x) for x in data]
@@ -102,7 +103,7 @@ def plainly(case, f, data):
 
 
 def owners(place: Place, n: int) -> Tensor:
-    """Returns the example of each entry of the axis."""
+    """Returns the example that each entry of the axis belongs to."""
     rows = torch.arange(n) if place.rows is None else place.rows.owner
     return rows.view(1, -1, 1).expand(place.outer, -1, place.inner).reshape(-1)
 
@@ -124,7 +125,7 @@ def copies(data, i, n):
 
 
 def check_sound(case, f, n, seed=0):
-    """Checks that proven places are right; tells whether something was proven."""
+    """Checks that proven places are right, and returns whether any was proven."""
     generator = torch.Generator().manual_seed(seed)
     data = [arg.values(n, generator) for arg in case.args]
     found = recorded(case, f, data)
@@ -147,13 +148,13 @@ def check_sound(case, f, n, seed=0):
             except (RuntimeError, ValueError, IndexError, TypeError):
                 if m == n:
                     raise
-                continue  # a constant that fits by chance
+                continue  # a constant of the case fits only the first batch size
             if again is None:
                 assert m != n or not case.proven
                 continue
             for t, place, s, mark in zip(outputs, places, again[1], again[2], strict=True):
                 if mark is not None and mark.numbers:
-                    continue  # positions, which serve as indices only
+                    continue  # positions, which may serve as indices only
                 if place is None:
                     assert same(t.detach(), s.detach()), "a constant differs from batch to batch"
                     continue
@@ -187,7 +188,7 @@ def check_gradients(inputs, outputs, places, n, generator):
 
 
 def check(case, f, sizes=(2, 3), seed=0):
-    """Checks a case for some batch sizes; returns how often it was proven."""
+    """Checks a case for some batch sizes, and returns how often it was proven."""
     count = 0
     for n in sizes:
         one = case(n) if callable(case) and not isinstance(case, Case) else case
@@ -222,11 +223,11 @@ METHODS = {v for v in vars(torch.Tensor).values() if callable(v)} | {
 }
 
 
-# --- cases that many families share -----------------------------------------------------------------------
+# --- cases that several families share --------------------------------------------------------------------
 
 
 def every_layout(n, dims=3, kind="unit", folds=("", "inner", "outer")):
-    """Yields data with the examples on each axis, plain and folded; other axes are as long as the batch."""
+    """Yields data with the examples on each axis, plain and folded. Another axis is as long as the batch."""
     shape = (n, 3, 2)[: dims - 1]
     for axis, fold in itertools.product(range(dims), folds):
         yield Arg(shape, axis, kind, fold)
@@ -242,27 +243,24 @@ def binary(call=lambda f, x, y: f(x, y), kind="unit", other=None, proven=True, *
     def cases(n):
         for arg in every_layout(n, kind=kind):
             yield Case(call, (arg, Arg(arg.shape, arg.axis, other, arg.fold)), proven, **options)
-        yield maybe(
-            call, Arg((4, 3), 1, kind), Arg((3,), 0, other), **options
-        )  # broadcast: (4, n, 3) and (n, 3)
+        # Broadcast: (4, n, 3) and (n, 3).
+        yield maybe(call, Arg((4, 3), 1, kind), Arg((3,), 0, other), **options)
         constant = Arg((3,), 0, other).values(1, torch.Generator().manual_seed(1))[0]
         yield Case(lambda f, x: call(f, x, constant), (Arg((n, 3), 0, kind),), proven, **options)
-        yield no(
-            call, Arg((n,), 0, kind), Arg((), 0, other), **options
-        )  # (n, n) and (n,): aligned at the wrong axis
+        # Aligned at the wrong axis: (n, n) and (n,).
+        yield no(call, Arg((n,), 0, kind), Arg((), 0, other), **options)
         yield no(call, Arg((n,), 0, kind), Arg((n,), 1, other), **options)
         table = torch.arange(n).view(n, 1).double() + 1
         table = table.long() if other == "int" else table
         if other != "bool":
-            yield no(
-                lambda f, x: call(f, x, table), Arg((3,), 0, kind)
-            )  # a constant that differs by position
+            # A constant that differs from position to position.
+            yield no(lambda f, x: call(f, x, table), Arg((3,), 0, kind))
 
     return cases
 
 
 def reduction(call, keepdim=True, whole=True, proven=True, kind="unit", size=None):
-    """Makes cases of a function along one axis: proven on the others, never on that of the examples."""
+    """Makes cases of a function along one axis. It must be proven unless that is the axis of the examples."""
 
     def cases(n):
         for arg in every_layout(n, kind=kind):
@@ -280,7 +278,7 @@ def reduction(call, keepdim=True, whole=True, proven=True, kind="unit", size=Non
 def leading(
     call, *shapes, kind="unit", proven=True, folds=("", "inner", "outer"), first_only=True, **options
 ):
-    """Makes cases with the examples first; on other axes only soundness is required."""
+    """Makes cases with the examples first. On other axes, the rule need not prove anything."""
 
     def cases(n):
         for fold in folds:
@@ -311,8 +309,8 @@ def family(names, cases):
 
 
 def unreduced(f, x, y):
-    """Calls a loss without reduction, whose name differs between Python and C."""
+    """Calls a loss without reduction. Python and C++ encode the option differently."""
     try:
         return f(x, y, reduction="none")
-    except TypeError:  # a function of C
+    except TypeError:  # a function of C++
         return f(x, y, reduction=0)

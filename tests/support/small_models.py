@@ -1,4 +1,4 @@
-"""Small models of every kind, with inputs and a loss."""
+"""The smallest form of each model in `adamas.models`, with inputs and a loss."""
 
 import os
 from typing import Any
@@ -12,17 +12,14 @@ from torch.utils.data import TensorDataset
 import adamas
 from adamas import rules
 from adamas.engines import trainable_parameters
-from adamas.models import (
-    MODELS,
-    BertSizes,
-)
+from adamas.models import MODELS, BertSizes
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the first import of transformers
 
 N, CLASSES, TOKENS = 4, 3, 7
 SMALL = BertSizes(words=50, positions=16, width=24, layers=3, heads=4, inner=40)
 
-# The smallest examples of each model, and options.
+# The shape of an example, and the options of the model.
 TINY: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mlp": ((1, 4, 4), {"hidden": 9}),
     "linear": ((1, 4, 4), {}),
@@ -44,13 +41,13 @@ def count(module: nn.Module) -> int:
 
 
 def texts(n: int = N, length: int = TOKENS, words: int = SMALL.words) -> Tensor:
-    """Texts of different lengths, with padding at the end; the first has none."""
+    """Draws texts of different lengths, with padding at the end. The first has none."""
     ids = torch.randint(1, words, (n, length))
     return torch.where(torch.arange(length) < length - torch.arange(n).unsqueeze(1) % 4, ids, 0)
 
 
 def tiny(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """A model with parameters that are no ones and zeros, and a batch."""
+    """Makes a model and a batch. No parameter stays all ones or all zeros."""
     shape, options = TINY[name]
     model = MODELS[name](shape, CLASSES, **options)
     with torch.no_grad():

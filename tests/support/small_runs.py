@@ -1,7 +1,6 @@
-"""Make private runs that take milliseconds: 60 examples of five features, a network of 34 weights, six steps.
+"""Private runs that take milliseconds: 60 examples of five features, a network of 34 weights, six steps.
 
-`make_run` passes any option on to `adamas.make_private`. The seed is fixed, so that two runs are equal bit
-for bit.
+`make_run` passes any option on to `adamas.make_private`. The seed is fixed, so runs are equal bit for bit.
 """
 
 import torch
@@ -16,26 +15,26 @@ N = 60
 
 
 def loss(model, batch):
-    """Cross-entropy, one value for each example."""
+    """Returns the cross-entropy of each example."""
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def make_data(n=N, seed=0):
-    """Makes `n` examples of two classes; the sign of the first feature is the class."""
+def make_data(n=N, seed=0, dtype=torch.float32):
+    """Makes `n` examples of two classes. The sign of the first feature is the class."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 5, generator=generator)
-    return TensorDataset(x, (x[:, 0] > 0).long())
+    return TensorDataset(x.to(dtype), (x[:, 0] > 0).long())
 
 
 def make_model(seed=0, dtype=torch.float32):
-    """Makes the network, with weights that depend on `seed` only."""
+    """Makes the network. Its weights depend on `seed` only."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
 
 
 def make_run(model=None, rule=None, data=None, **changes):
-    """Makes a run of Adam for six steps with noise; `changes` replace options of `adamas.make_private`."""
+    """Makes a run of Adam for six steps, with noise. `changes` replace options of `adamas.make_private`."""
     model = model or make_model()
     rule = rule or rules.Adam(model.parameters(), lr=0.01)
     arguments = {"batch_size": 12, "steps": 6, "noise_multiplier": 1.0, "delta": 1e-3, "seed": 7} | changes
@@ -43,7 +42,7 @@ def make_run(model=None, rule=None, data=None, **changes):
 
 
 def finish(run):
-    """Runs all steps that are left, and returns the weights as one vector."""
+    """Runs the remaining steps, and returns the weights as one vector."""
     for _ in run:
         pass
     return torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()

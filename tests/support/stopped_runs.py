@@ -1,4 +1,4 @@
-"""Stop a run in the middle, and look at its weights and at its ledger."""
+"""Stops a run in the middle, and reads its weights and its ledger."""
 
 import torch
 
@@ -17,7 +17,7 @@ def parameters(run):
 
 
 def counted(run):
-    """Returns how many times each event stands in the run's ledger."""
+    """Counts each event of the run's ledger."""
     result = {}
     for event, count in run.ledger.entries:
         result[repr(event)] = result.get(repr(event), 0) + count

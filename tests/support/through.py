@@ -1,4 +1,4 @@
-"""A model that is written as one function."""
+"""Models written as one function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Through(nn.Module):
-    """Holds layers, parameters and other parts by name; its forward calls `forward(model, *inputs)`."""
+    """Holds layers, parameters and other parts by name. Its forward calls `forward(model, *inputs)`."""
 
     def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""Architectures as people train them, tiny and with random weights, to judge the fast engine on.
+"""Architectures that people train, tiny and with random weights, to test the fast engine on.
 
-A registry of factories. `ARCHITECTURES[name].build(n)` makes a model, a loss with one value for each example,
-and a batch of `n` examples whose tensors have the example axis first. Hugging Face models come from
-`transformers`, adapters from `peft`; both are imported in the factories only. Nothing is downloaded.
-`MIXED` has models and losses that mix the examples of a batch, which no engine may accept.
+`ARCHITECTURES[name].build(n)` makes a model, a loss with one value per example, and a batch of `n` examples
+whose tensors have the example axis first. Models of Hugging Face come from `transformers`, adapters from
+`peft`. Only the factories import these packages, and nothing is downloaded. `MIXED` has models and losses
+that mix the examples of a batch. No engine may accept them.
 
     python -m tests.support.architectures [part of a name ...]
 
-prints for each architecture whether the fast engine accepts it, how exact it is, and the seconds for building
-it, for plain autograd one example at a time, and for the engine.
+prints for each architecture whether the fast engine accepts it, its error, and the seconds for building it,
+for plain autograd one example at a time, and for the engine.
 """
 
 from tests.support.architectures.adapters import register_adapters

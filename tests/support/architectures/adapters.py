@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from tests.support.architectures.batches import next_words, token_losses
+from tests.support.architectures.hugging_face import texts
 from tests.support.architectures.registry import ARCHITECTURES, WIDTH, Built, register
-from tests.support.architectures.texts import next_words, texts, token_losses
-
-# --- adapters -----------------------------------------------------------------------------------------
 
 
 def adapted(base: Callable[[int], Built], config: str, **options: Any) -> Callable[[int], Built]:
-    """An adapter of `peft` on a model of which everything else is frozen."""
+    """Puts an adapter of `peft` on a model, and freezes everything else."""
 
     def build(n: int) -> Built:
         peft = pytest.importorskip("peft")
@@ -90,7 +89,7 @@ def register_adapters() -> None:
 
 
 def prompted(base: Callable[[int], Built], config: str, **options: Any) -> Callable[[int], Built]:
-    """A causal model behind virtual words, which have logits too."""
+    """Puts virtual words in front of a causal model. They have logits, too."""
 
     def build(n: int) -> Built:
         model, _, batch = adapted(base, config, **options)(n)

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from tests.support.architectures.batches import next_words, next_words_unmasked
+from tests.support.architectures.hugging_face import texts
 from tests.support.architectures.registry import TOLERANCE, WIDTH, register
-from tests.support.architectures.texts import next_words, next_words_unmasked, texts
 
 
 def register_decoders() -> None:
@@ -52,13 +53,8 @@ def register_decoders() -> None:
         ("RWKV", "Rwkv", dict(attention_hidden_size=WIDTH, context_length=32)),
         ("RecurrentGemma", "RecurrentGemma", recurrent_gemma()),
     ]
-    narrow = {
-        "Gemma",
-        "Gemma2",
-        "Mamba",
-        "Mamba2",
-        "RecurrentGemma",
-    }  # their norms or scans compute in float32, whatever the model's type
+    # The norms or scans of these models compute in float32, whatever the type of the model.
+    narrow = {"Gemma", "Gemma2", "Mamba", "Mamba2", "RecurrentGemma"}
     for name, kind, options in small:
         loss = next_words_unmasked if kind == "Rwkv" else next_words
         factory = texts(f"{kind}ForCausalLM", f"{kind}Config", loss=loss, **options)
@@ -67,17 +63,12 @@ def register_decoders() -> None:
             expected = "runs the experts that any token of the batch chose"
         elif kind == "RecurrentGemma":
             expected = "keeps the last state of a batch on a module"
-        register(
-            name,
-            factory,
-            tolerance=1e-6 if kind in narrow else TOLERANCE,
-            expected=expected,
-        )
+        register(name, factory, tolerance=1e-6 if kind in narrow else TOLERANCE, expected=expected)
     experts = grouped | moe("grouped_mm") | dict(num_local_experts=4)
     register(
         "Mixtral, grouped",
         texts("MixtralForCausalLM", "MixtralConfig", loss=next_words, **experts),
-        dtype=torch.float32,  # torch's grouped product supports no other type
+        dtype=torch.float32,  # the only type of torch's grouped product
         tolerance=1e-4,
         expected="sorts the tokens of all texts by their experts",
     )

@@ -1,4 +1,4 @@
-"""Encoders of texts: BERT and its relatives, classifiers, taggers, answers, choices."""
+"""Encoders of texts: BERT and its relatives, as classifiers, taggers and readers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,19 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.architectures.registry import CLASSES, WIDTH, WORDS, Built, T, register
-from tests.support.architectures.texts import (
-    SMALL,
+from tests.support.architectures.batches import (
     classified,
     hidden_mean,
     inputs_of,
     labels,
-    made,
     same_words,
     text,
-    texts,
     types,
 )
+from tests.support.architectures.hugging_face import SMALL, made, texts
+from tests.support.architectures.registry import CLASSES, WIDTH, WORDS, Built, T, register
 
 
 def register_encoders() -> None:
@@ -111,13 +109,13 @@ def classified_unmasked(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def fnet(n: int) -> Built:
-    """A Fourier transform instead of attention; it takes no mask."""
+    """Makes a model with a Fourier transform instead of attention. It takes no mask."""
     model = made("FNetForSequenceClassification", "FNetConfig", **SMALL)
     return model, classified_unmasked, text(n) | {"targets": labels(n)}
 
 
 def alone(model: str, config: str, **options: Any) -> Callable[[int], Built]:
-    """A classifier of texts whose configuration has names of its own."""
+    """Makes a classifier of texts whose configuration has its own option names."""
     return lambda n: (made(model, config, **options), classified, text(n) | {"targets": labels(n)})
 
 
@@ -126,7 +124,7 @@ def tags(n: int) -> dict[str, Tensor]:
 
 
 def tagged(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Sums the losses of the words that are picked by a boolean mask back into their examples."""
+    """Selects words with a boolean mask, and adds their losses up per example."""
     logits = model(**inputs_of(batch)).logits
     kept = batch["attention_mask"].bool()
     losses = F.cross_entropy(logits[kept], batch["targets"][kept], reduction="none")
@@ -145,7 +143,7 @@ def spans(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def multiple_choice(n: int) -> Built:
-    """Choices are folded into the batch by the model itself."""
+    """Makes a model that folds the choices into the batch."""
     model = made("BertForMultipleChoice", "BertConfig", **SMALL)
     choices = [text(n) for _ in range(CLASSES)]
     batch = {key: torch.stack([c[key] for c in choices], 1) for key in choices[0]}
@@ -160,7 +158,7 @@ def checkpointed_bert(reentrant: bool, n: int) -> Built:
 
 
 def reformer(n: int) -> Built:
-    """Reversible layers: an autograd function that runs each layer again in the backward."""
+    """Makes reversible layers: an autograd function runs each layer again in the backward."""
     options: dict[str, Any] = dict(
         attn_layers=["local", "local"],
         hidden_size=WIDTH,

@@ -1,4 +1,4 @@
-"""Models and losses that mix the examples of a batch, which no engine may accept."""
+"""Models and losses that mix the examples of a batch. No engine may accept them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,24 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.support.architectures.plain import (
-    attention_parts,
-    head,
-    plain,
-    recurrent,
-    sequence,
-    token_mlp,
-    two_layers,
-)
+from tests.support.architectures.batches import lengths, present, token_losses
+from tests.support.architectures.plain.attention import attention_parts
+from tests.support.architectures.plain.experts import token_mlp
+from tests.support.architectures.plain.parts import head, plain, sequence, two_layers
+from tests.support.architectures.plain.recurrent import recurrent
 from tests.support.architectures.registry import ARCHITECTURES, MIXED, Architecture, Built
-from tests.support.architectures.texts import lengths, present, token_losses
 from tests.support.architectures.vision import clip_pairs
-
-# --- what must be refused -----------------------------------------------------------------------------
 
 
 def mixing(between: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
-    """Makes two layers, with a function between them that mixes examples."""
+    """Puts a function that mixes examples between two layers."""
     return plain(
         lambda m, x: m.head(torch.tanh(m.second(between(torch.tanh(m.first(x)))))),
         two_layers,
@@ -34,8 +27,12 @@ def mixing(between: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
     )
 
 
+def batch_normalized(h: Tensor) -> Tensor:
+    return F.batch_norm(torch.stack([h, -h], 2), None, None, training=True)[..., 0]
+
+
 def losing(change: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
-    """Makes two layers, and losses that mix examples."""
+    """Makes a model that does not mix examples, and losses that do."""
 
     def build(n: int) -> Built:
         model, loss, batch = mixing(lambda h: h)(n)
@@ -45,7 +42,7 @@ def losing(change: Callable[[Tensor], Tensor]) -> Callable[[int], Built]:
 
 
 def capacity(size: int, m: Any, x: Tensor) -> Tensor:
-    """An expert takes the first tokens of the batch that chose it, and no more."""
+    """Gives each expert only the first `size` tokens of the batch that chose it."""
     tokens = x.flatten(0, 1)
     gates, best = m.gate(tokens).softmax(-1).max(-1)
     chosen = F.one_hot(best, len(m.experts))
@@ -56,7 +53,7 @@ def capacity(size: int, m: Any, x: Tensor) -> Tensor:
 
 
 def wrong_axis(m: Any, x: Tensor) -> Tensor:
-    """Attention that takes the examples for words."""
+    """Attends over the examples instead of the words."""
     return m.head(m.norm(x + m.attention(x, x, x)[0]).mean(1))
 
 
@@ -67,24 +64,28 @@ def not_sorted_back(m: Any, x: Tensor, sizes: Tensor) -> Tensor:
 
 
 def across_windows(m: Any, x: Tensor) -> Tensor:
-    """Windows that are shifted in the folded axis, so that the last of an example has words of the next."""
+    """Shifts the folded axis, so that the last window of an example has words of the next one."""
     h = x.flatten(0, 1).roll(-1, 0).unflatten(0, (-1, 3))
     return m.head(torch.tanh(m.first(h.flatten(1))).view(len(x), 2, -1).mean(1))
 
 
 def wrong_owner(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-    """Tokens that are added to the next example."""
+    """Adds the tokens of each example to the next one."""
     h = torch.tanh(m.second(torch.relu(m.first(x[mask]))))
     rows = (mask.nonzero()[:, 0] + 1) % len(x)
     return m.head(torch.zeros(len(x), 8, dtype=h.dtype).index_add(0, rows, h))
 
 
+def matched(scores: Tensor) -> Tensor:
+    """Computes the losses of classifying each row as its own column."""
+    return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+
+
 def contrastive(n: int) -> Built:
-    """Other examples as negatives."""
+    """Makes a loss with the other examples as negatives."""
 
     def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-        scores = model(batch[0]) @ model(batch[1]).T
-        return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+        return matched(model(batch[0]) @ model(batch[1]).T)
 
     return (
         nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)),
@@ -97,14 +98,13 @@ def clip_contrastive(n: int) -> Built:
     model, _, batch = clip_pairs(n)
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-        scores = model(**batch).logits_per_text
-        return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+        return matched(model(**batch).logits_per_text)
 
     return model, loss, batch
 
 
 def balanced(n: int) -> Built:
-    """The loss that balances the experts is of the whole batch."""
+    """Adds a loss of the whole batch that balances the experts."""
     model, _, batch = ARCHITECTURES["Mixtral, batched"].factory(n)
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -116,7 +116,7 @@ def balanced(n: int) -> Built:
 
 
 def register_mixed() -> None:
-    """Adds models and losses that must be refused, with the reason."""
+    """Adds models and losses that must be refused."""
 
     def add(name: str, factory: Callable[[int], Built], **options: Any) -> None:
         MIXED[name] = Architecture(factory, expected="mixes the examples of a batch", **options)
@@ -125,9 +125,7 @@ def register_mixed() -> None:
         "mean of the batch": lambda h: h - h.mean(0),
         "mean of the batch, detached": lambda h: h - h.mean(0).detach(),
         "largest of the batch, detached": lambda h: h / h.detach().abs().max(),
-        "statistics of the batch": lambda h: F.batch_norm(torch.stack([h, -h], 2), None, None, training=True)[
-            ..., 0
-        ],
+        "statistics of the batch": batch_normalized,
         "softmax over the batch": lambda h: h.softmax(0) * h,
         "normalised over the batch": lambda h: F.normalize(h, dim=0),
         "neighbour in the batch": lambda h: h + h.roll(1, 0),

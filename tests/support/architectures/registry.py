@@ -1,4 +1,4 @@
-"""The registry: architectures by name, and how one is built."""
+"""The architectures by name, and how one is built."""
 
 import os
 from collections.abc import Callable
@@ -21,14 +21,14 @@ Built = tuple[nn.Module, Loss, Batch]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model to judge the engine on.
+    """A model to test the engine on.
 
     Attributes:
         factory: Makes model, loss and batch for a number of examples.
-        expected: "fast", or why the fast engine may refuse it.
-        tolerance: The relative error that is allowed: 1e-9, or more where the model computes in float32.
-        dtype: The type of parameters and data.
-        frozen: Whether the statistics of batch normalisation are frozen.
+        expected: "fast", or the reason why the fast engine may refuse it.
+        tolerance: Allowed relative error. It is larger for models that compute in float32.
+        dtype: Type of the parameters and the data.
+        frozen: Whether batch normalisation uses fixed statistics.
     """
 
     factory: Callable[[int], Built]
@@ -38,7 +38,7 @@ class Architecture:
     frozen: bool = True
 
     def build(self, n: int = N) -> Built:
-        """Builds it in training mode, with parameters other than ones and zeros."""
+        """Builds it in training mode. No parameter stays all ones or all zeros."""
         dtype = self.dtype
         torch.manual_seed(0)
         model, loss, batch = self.factory(n)

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from tests.support.architectures.batches import classified, labels, lengths, text
+from tests.support.architectures.hugging_face import ENCODER_DECODER, made, translation
 from tests.support.architectures.registry import CLASSES, END, PADDING, WIDTH, WORDS, Built, T, register
-from tests.support.architectures.texts import classified, labels, lengths, made, text, translation
 
 
 def register_translators() -> None:
@@ -35,22 +36,10 @@ def register_translators() -> None:
         ended("T5ForSequenceClassification", "T5Config", **t5, num_labels=CLASSES),
         expected="counts the ends of all texts of the batch, to raise an error",
     )
-    bart: dict[str, Any] = dict(
-        vocab_size=WORDS,
-        d_model=WIDTH,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=24,
-        max_position_embeddings=32,
-        pad_token_id=PADDING,
-        bos_token_id=2,
-        eos_token_id=END,
-        decoder_start_token_id=END,
-        forced_eos_token_id=END,
+    bart: dict[str, Any] = ENCODER_DECODER | dict(
+        bos_token_id=2, decoder_start_token_id=END, forced_eos_token_id=END
     )
+    positions: dict[str, Any] = dict(max_position_embeddings=32)
     for kind in ("Bart", "MBart", "Pegasus", "Marian", "Blenderbot"):
         register(
             kind,
@@ -58,15 +47,15 @@ def register_translators() -> None:
                 f"{kind}ForConditionalGeneration" if kind != "Marian" else "MarianMTModel",
                 f"{kind}Config",
                 **bart,
+                **positions,
             ),
         )
-    register("M2M-100", translation("M2M100ForConditionalGeneration", "M2M100Config", **bart))
+    register("M2M-100", translation("M2M100ForConditionalGeneration", "M2M100Config", **bart, **positions))
     register(
         "Bart, classification",
-        ended("BartForSequenceClassification", "BartConfig", **bart, num_labels=CLASSES),
+        ended("BartForSequenceClassification", "BartConfig", **bart, **positions, num_labels=CLASSES),
         expected="counts the ends of all texts of the batch, to raise an error",
     )
-    led = {k: v for k, v in bart.items() if k != "max_position_embeddings"}
     register(
         "LED",
         translation(
@@ -76,14 +65,14 @@ def register_translators() -> None:
             attention_window=4,
             max_encoder_position_embeddings=32,
             max_decoder_position_embeddings=32,
-            **led,
+            **bart,
         ),
         expected="asks whether any text of the batch has global attention",
     )
 
 
 def ended(model: str, config: str, **options: Any) -> Callable[[int], Built]:
-    """A classifier that takes the hidden state of the last word, which is the same for all texts."""
+    """Makes a classifier that reads the hidden state of the last word. All texts end with the same word."""
 
     def build(n: int) -> Built:
         batch = text(n)

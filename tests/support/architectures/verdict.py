@@ -14,20 +14,18 @@ from adamas.engines import ENGINES
 from tests.support.architectures.registry import ARCHITECTURES, MIXED, Architecture, Batch, Loss, N
 from tests.support.one_by_one import Gradients, geometries, some_weights, summed, whitened_norms
 
-# --- the verdict --------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of an engine on an architecture.
 
     Attributes:
-        outcome: "exact", "wrong", "refused" by the engine, or "failed" with an error that is no refusal.
-        text: The message of a refusal or error, or where the largest error is.
-        error: The largest relative error of a norm or a sum.
-        idle: Trainable parameters without a gradient for any example: they prove nothing.
-        trainable: The number of trainable parameters.
-        seconds: Time for building, plain autograd and the engine's answers.
+        outcome: "exact", "wrong", "refused" by the engine, or "failed" with any other error.
+        text: Message of the refusal or failure, or the place of the largest error.
+        error: Largest relative error of a norm or a sum.
+        idle: Trainable parameters whose gradient is zero for every example. They test nothing.
+        trainable: Number of trainable parameters.
+        seconds: Times for building, for plain autograd and for the engine.
     """
 
     outcome: str
@@ -44,7 +42,7 @@ def rows(batch: Batch, some: slice) -> Batch:
 
 
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch, n: int) -> Gradients:
-    """Computes each example's gradient alone, by `backward`: models with a backward inside need it."""
+    """Computes each example's gradient alone. Uses `backward`, as models that call it themselves need it."""
     params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     result = []
     for i in range(n):
@@ -68,7 +66,7 @@ def judged(architecture: Architecture, n: int = N, engine: str = "bookkeeping") 
     ball, centered, _ = geometries(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     idle = tuple(names[p] for p in gradients[0] if not any(each[p].abs().max() > 1e-12 for each in gradients))
-    first = min(n - 1, 1)  # the second batch of the model is smaller, and all of its texts have padding
+    first = min(n - 1, 1)  # the second batch is smaller, and all of its texts have padding
     outcome, text, error = "", "", 0.0
     try:
         found = []
@@ -94,11 +92,11 @@ def judged(architecture: Architecture, n: int = N, engine: str = "bookkeeping") 
 
 def _distance(actual: Tensor, expected: Tensor, scale: float) -> float:
     worst = float((actual - expected).abs().max()) / scale
-    return worst if worst == worst else float("inf")  # NaN is not a small error
+    return worst if worst == worst else float("inf")  # NaN is the largest error
 
 
 def survey(*parts: str, n: int = N, engine: str = "bookkeeping") -> dict[str, Verdict]:
-    """Prints the verdict on each architecture whose name contains one of some parts."""
+    """Prints the verdict on each architecture whose name contains one of the parts."""
     torch.set_num_threads(1)
     verdicts = {}
     for name, architecture in (ARCHITECTURES | MIXED).items():

@@ -5,29 +5,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.architectures.batches import squared, text
+from tests.support.architectures.hugging_face import LAYERS, images, made, texts
 from tests.support.architectures.registry import WIDTH, WORDS, Built, register
-from tests.support.architectures.texts import images, made, squared, text, texts
 
 
 def register_vision() -> None:
     """Adds models of images and videos."""
-    vit: dict[str, Any] = dict(
-        hidden_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=8,
-        patch_size=4,
-    )
-    register("ViT, eager", images("ViTForImageClassification", "ViTConfig", attention="eager", **vit))
-    register("ViT, sdpa", images("ViTForImageClassification", "ViTConfig", attention="sdpa", **vit))
-    register("DeiT", images("DeiTForImageClassification", "DeiTConfig", **vit))
+    vit: dict[str, Any] = LAYERS | dict(image_size=8, patch_size=4)
+    beit: dict[str, Any] = dict(use_relative_position_bias=True, use_shared_relative_position_bias=False)
     for attention in ("eager", "sdpa"):
-        beit: dict[str, Any] = dict(use_relative_position_bias=True, use_shared_relative_position_bias=False)
+        register(
+            f"ViT, {attention}",
+            images("ViTForImageClassification", "ViTConfig", attention=attention, **vit),
+        )
         register(
             f"BEiT, {attention}",
             images("BeitForImageClassification", "BeitConfig", attention=attention, **vit, **beit),
         )
+    register("DeiT", images("DeiTForImageClassification", "DeiTConfig", **vit))
     register("DINOv2", images("Dinov2ForImageClassification", "Dinov2Config", mlp_ratio=2, **vit))
     swin: dict[str, Any] = dict(
         image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4
@@ -117,10 +113,8 @@ def perceiver() -> dict[str, Any]:
 
 
 def clip_pairs(n: int) -> Built:
-    """The similarity of an example's text to its own image: no negatives from the batch."""
-    part: dict[str, Any] = dict(
-        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
-    )
+    """Makes a loss of the similarity between an example's text and its own image, without negatives."""
+    part: dict[str, Any] = LAYERS | dict(num_hidden_layers=1)
     model = made(
         "CLIPModel",
         "CLIPConfig",
@@ -137,19 +131,14 @@ def clip_pairs(n: int) -> Built:
 
 
 def mae(n: int) -> Built:
+    part: dict[str, Any] = LAYERS | dict(num_hidden_layers=1)
     model = made(
         "ViTMAEForPreTraining",
         "ViTMAEConfig",
-        hidden_size=WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
         image_size=8,
         patch_size=2,
-        decoder_hidden_size=WIDTH,
-        decoder_num_hidden_layers=1,
-        decoder_num_attention_heads=2,
-        decoder_intermediate_size=24,
+        **part,
+        **{f"decoder_{name}": value for name, value in part.items()},
     )
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:

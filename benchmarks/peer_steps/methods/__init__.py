@@ -1,0 +1,1 @@
+"""Ways to make a training step: one file for each library."""
