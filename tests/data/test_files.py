@@ -1,4 +1,4 @@
-"""What the files of the data sets are read into, on small files of the same formats."""
+"""Files of the data sets are read correctly, and damaged or malicious ones refused; on small files."""
 
 import gzip
 import hashlib
@@ -20,12 +20,12 @@ from adamas.data.local import local_folder, read_verified
 from adamas.data.planetoid import read_planetoid
 from adamas.data.unpickle import read_pickle
 
-cifar10 = sys.modules["adamas.data.cifar10"]  # the package's name is that of the function
+cifar10 = sys.modules["adamas.data.cifar10"]  # adamas.data.cifar10 is the function of that name
 
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """No data of the user's, and no program that could fetch any."""
+    """Hides data of the user and all programs that could fetch any."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ADAMAS_DATA", raising=False)
     monkeypatch.setenv("ADAMAS_HOME", str(tmp_path / "cache"))
@@ -55,7 +55,7 @@ def test_an_idx_file_of_another_size_is_refused(damage):
 
 @pytest.fixture
 def images(monkeypatch):
-    """Blank images in place of MNIST and Fashion-MNIST: the four files, with checksums that fit."""
+    """Makes the four files of MNIST with blank images, and adjusts the expected checksums."""
     contents = {}
     for prefix, count in (("train", 60_000), ("t10k", 10_000)):
         contents[f"{prefix}-images-idx3-ubyte"] = idx_bytes(np.zeros((count, 28, 28), dtype=np.uint8))
@@ -73,7 +73,7 @@ def images(monkeypatch):
     [("mnist", "MNIST/raw", -0.1307 / 0.3081), ("fashion-mnist", "FashionMNIST/raw", -0.2860 / 0.3530)],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_images_are_read_from_the_folder_of_torchvision(
+def test_images_are_read_from_the_torchvision_folder(
     tmp_path, monkeypatch, images, name, folder, blank, packed
 ):
     raw = tmp_path / "mine" / folder
@@ -94,7 +94,7 @@ def test_images_are_read_from_the_folder_of_torchvision(
 # --- the user's own folders -----------------------------------------------------------------------------
 
 
-def test_the_named_folder_comes_before_the_folder_data(tmp_path, monkeypatch):
+def test_the_folder_in_the_environment_takes_precedence_over_data(tmp_path, monkeypatch):
     assert local_folder("inside", ["a"]) is None
     for place in ("data", "mine"):
         (tmp_path / place / "inside").mkdir(parents=True)
@@ -104,20 +104,20 @@ def test_the_named_folder_comes_before_the_folder_data(tmp_path, monkeypatch):
     assert local_folder("inside", ["a"]) == tmp_path / "mine" / "inside"
 
 
-def test_a_folder_that_lacks_files_says_which(tmp_path):
+def test_an_incomplete_folder_is_refused_with_the_missing_files(tmp_path):
     (tmp_path / "data" / "inside").mkdir(parents=True)
     (tmp_path / "data" / "inside" / "a").touch()
     with pytest.raises(RuntimeError, match=r"inside lacks b, c\. Complete it, or move it away"):
         local_folder("inside", ["a", "b", "c"])
 
 
-def test_a_name_in_the_environment_that_is_no_folder_is_an_error(monkeypatch):
+def test_a_missing_folder_in_the_environment_is_refused(monkeypatch):
     monkeypatch.setenv("ADAMAS_DATA", "elsewhere")
     with pytest.raises(RuntimeError, match=r"ADAMAS_DATA names elsewhere.*unset it"):
         data.load("mnist")
 
 
-def test_the_users_own_files_are_verified(tmp_path):
+def test_files_of_the_user_are_verified(tmp_path):
     digests = {"a": hashlib.sha256(b"right").hexdigest()}
     (tmp_path / "a").write_bytes(b"wrong")
     with pytest.raises(RuntimeError, match=r"a is damaged.*Delete it"):
@@ -131,7 +131,7 @@ def test_the_users_own_files_are_verified(tmp_path):
         read_verified(tmp_path, digests)
 
 
-def test_a_damaged_own_file_is_not_replaced_in_silence(tmp_path):
+def test_a_damaged_file_of_the_user_is_not_replaced_silently(tmp_path):
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in FILES:
@@ -143,7 +143,7 @@ def test_a_damaged_own_file_is_not_replaced_in_silence(tmp_path):
 # --- CIFAR-10 -------------------------------------------------------------------------------------------
 
 
-def test_a_row_of_a_picture_is_an_image(tmp_path):
+def test_each_row_of_a_png_is_one_image(tmp_path):
     image = pytest.importorskip("PIL.Image")
     images = np.arange(2 * 3 * 32 * 32).astype(np.uint8).reshape(2, 3, 32, 32)
     rows = images.transpose(0, 2, 3, 1).reshape(2, 1024, 3)
@@ -156,7 +156,7 @@ def test_a_row_of_a_picture_is_an_image(tmp_path):
 
 @pytest.fixture
 def batches(tmp_path, monkeypatch):
-    """Ten images in a batch in place of 10,000, as torchvision keeps them, with checksums that fit."""
+    """Writes batches of ten images in the torchvision format, and adjusts the expected checksums."""
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     labels = list(range(10))
@@ -174,7 +174,7 @@ def batches(tmp_path, monkeypatch):
     return folder
 
 
-def test_batches_are_read_from_the_folder_of_torchvision(batches):
+def test_batches_are_read_from_the_torchvision_folder(batches):
     loaded = data.load("cifar10")
     assert loaded.train.tensors[0].shape == (50, 3, 32, 32)
     assert loaded.train.tensors[0].dtype == torch.float32
@@ -183,21 +183,21 @@ def test_batches_are_read_from_the_folder_of_torchvision(batches):
     torch.testing.assert_close(loaded.test.tensors[0][3, :, 7, 7], torch.tensor(expected))
 
 
-def test_a_changed_batch_is_noticed(batches):
+def test_a_changed_batch_is_refused(batches):
     changed = {"data": np.full((10, 3072), 99, dtype=np.uint8), "labels": list(range(10))}
     (batches / "data_batch_3").write_bytes(pickle.dumps(changed))
     with pytest.raises(RuntimeError, match=r"train images .* are damaged.*Delete the folder"):
         data.load("cifar10")
 
 
-def test_another_number_of_images_is_noticed(batches, monkeypatch):
+def test_a_wrong_number_of_images_is_refused(batches, monkeypatch):
     monkeypatch.setattr(cifar10, "_PER_CLASS", {"train": 6, "test": 1})
     with pytest.raises(RuntimeError, match="Expected 6 CIFAR-10 images of each"):
         data.load("cifar10")
 
 
 @pytest.mark.parametrize("content", [{"data": 1, "labels": [1]}, {"labels": [1]}, [1, 2], None])
-def test_a_pickle_of_something_else_is_no_batch(batches, content):
+def test_a_pickle_that_is_not_a_batch_is_refused(batches, content):
     (batches / "data_batch_1").write_bytes(pickle.dumps(content))
     with pytest.raises(RuntimeError, match=r"data_batch_1 is no batch of CIFAR-10\. Delete it"):
         data.load("cifar10")
@@ -229,7 +229,7 @@ def test_a_malicious_pickle_does_not_run(tmp_path, batches, protocol, hidden):
     assert not mark.exists()
 
 
-def test_a_pickle_that_is_cut_short_is_a_clear_error(tmp_path):
+def test_a_truncated_pickle_raises_a_clear_error(tmp_path):
     (tmp_path / "cut").write_bytes(pickle.dumps(np.arange(100))[:-20])
     with pytest.raises(RuntimeError, match="cut is no pickle of plain arrays"):
         read_pickle(tmp_path / "cut")
@@ -247,11 +247,11 @@ def test_records_become_numbers_and_categories():
     assert features.shape == (2, 104)
     assert torch.equal(features[0], features[1])
     assert features[0, :5].tolist() == [0, 1, 1, 0, 1]  # age, education, gain, loss, hours
-    assert features[0, 5:].sum() == 7  # eight columns, of which the occupation is not known
-    assert features[0, 5] == 1  # Private is the first kind of work
+    assert features[0, 5:].sum() == 7  # eight columns, of which the occupation is unknown
+    assert features[0, 5] == 1  # Private is the first work class
 
 
-def test_features_do_not_depend_on_the_other_records():
+def test_features_of_a_record_do_not_depend_on_other_records():
     other = RECORD.replace("40,", "90,", 1).replace("Private", "State-gov")
     alone = read_records(RECORD, "file").tensors[0][0]
     assert torch.equal(read_records(f"{RECORD}\n{other}", "file").tensors[0][0], alone)
@@ -270,7 +270,7 @@ def test_a_record_that_does_not_fit_the_schema_is_named():
 
 
 def csr_of_python_2(dense):
-    """The bytes that Python 2 and an old SciPy pickled a matrix into."""
+    """Returns a matrix as pickled by Python 2 and an old SciPy."""
     rows, columns = np.nonzero(dense)
     state = {
         "_shape": dense.shape,
@@ -283,14 +283,14 @@ def csr_of_python_2(dense):
     return start + pickle.dumps(state, protocol=2)[2:-1] + b"b."
 
 
-def test_a_sparse_matrix_of_python_2_is_read(tmp_path):
+def test_a_sparse_matrix_pickled_by_python_2_is_read(tmp_path):
     dense = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], dtype=np.float32)
     (tmp_path / "matrix").write_bytes(csr_of_python_2(dense))
     assert np.array_equal(read_pickle(tmp_path / "matrix"), dense)
 
 
 def test_a_planetoid_graph_is_read(tmp_path, monkeypatch):
-    """Nodes 0-1 for training, 2 and 3 for validation; 7, 4, 5 for testing; 6 is a paper without words."""
+    """Nodes 0 and 1 are for training, 2 and 3 for validation, 4, 5 and 7 for testing; 6 has no features."""
     monkeypatch.setattr("adamas.data.planetoid._VALIDATION", 2)
     one_hot = np.eye(2, dtype=np.int32)
     contents = {
@@ -316,7 +316,7 @@ def test_a_planetoid_graph_is_read(tmp_path, monkeypatch):
     assert (graph.input_shape, graph.classes) == ((2,), 2)
 
 
-def test_cora_has_a_split_of_its_own_with_20_of_each_class():
+def test_cora_trains_on_20_nodes_of_each_class():
     classes = sys.modules["adamas.data.cora"]._CLASSES
     papers = [(f"{1000 + number}", classes[number % 7]) for number in range(1700)]
     content = io.StringIO()
