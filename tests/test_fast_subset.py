@@ -12,7 +12,7 @@ pytestmark = pytest.mark.subprocess
 
 @pytest.fixture(scope="module")
 def collected():
-    """The fast tests that pytest finds where no extra is installed, by file."""
+    """Counts, for each file, the fast tests that pytest finds where no extra is installed."""
     hiding = ["-p", "tests.support.hidden_packages", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *hiding, "--collect-only", "-qq", "-m", "not slow"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -27,7 +27,7 @@ def test_every_package_has_fast_tests(collected):
     assert not missing, f"no fast test in {sorted(missing)}"
 
 
-def test_most_tests_and_the_examples_of_the_docstrings_are_fast(collected):
+def test_most_tests_and_doctests_are_fast(collected):
     assert sum(collected.values()) > 5000
     assert any(file.startswith("adamas/") for file in collected)
     for prefix in ("tests/engines/test_promise", "tests/engines/test_attacks"):

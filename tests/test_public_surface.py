@@ -1,4 +1,4 @@
-"""Public names are explained: each has a docstring, and the ones that users meet first have an example."""
+"""Public names are sorted, exported and documented, and the main ones have an example."""
 
 import ast
 import importlib
@@ -7,6 +7,10 @@ import itertools
 from pathlib import Path
 
 import pytest
+
+import adamas
+from adamas.engines import ENGINES
+from adamas.rules import RULES
 
 PACKAGES = [
     "adamas",
@@ -23,10 +27,9 @@ PACKAGES = [
     "adamas.models",
     "adamas.data",
 ]
-
-# (package, name) -> why it has no docstring of its own.
+# (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {
-    ("adamas", "__version__"): "a string that everybody knows",
+    ("adamas", "__version__"): "a string",
     ("adamas.check", "PASS"): "a verdict in a table",
     ("adamas.check", "FAIL"): "a verdict in a table",
     ("adamas.check", "NOT_APPLICABLE"): "a verdict in a table",
@@ -35,7 +38,7 @@ WITHOUT_DOCSTRING = {
 
 
 def public_names(package):
-    """`__all__`; of a module without it, the classes and functions that it defines."""
+    """Returns `__all__`, or else the public classes and functions that a module defines."""
     module = importlib.import_module(package)
     if hasattr(module, "__all__"):
         return list(module.__all__)
@@ -50,7 +53,7 @@ NAMES = [(package, name) for package in PACKAGES for name in public_names(packag
 
 
 def explained_values(package):
-    """Names that are assigned anywhere in a package and followed by a string that explains them."""
+    """Returns the names that a package assigns and explains by a string on the next line."""
     file = Path(importlib.import_module(package).__file__)
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     found = set()
@@ -67,35 +70,35 @@ def explained_values(package):
 
 
 def own_docstring(value):
-    """The docstring that was written for a class, function or module, and none that it inherits."""
+    """Returns the docstring of a class, function or module, and never an inherited one."""
     return vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
 
 
-def explains_itself(value):
+def can_have_docstring(value):
     return inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
 
 
-def test_the_packages_were_found():
+def test_the_list_of_names_is_not_empty():
     assert {("adamas", "make_private"), ("adamas.rules", "AdamBC"), ("adamas.sampling", "Poisson")} <= set(
         NAMES
     )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_exists_and_is_explained(package):
+def test_every_public_name_exists_and_has_a_docstring(package):
     module = importlib.import_module(package)
     values = explained_values(package)
     missing = []
     for name in public_names(package):
         value = getattr(module, name)
-        explained = own_docstring(value) if explains_itself(value) else name in values
+        explained = own_docstring(value) if can_have_docstring(value) else name in values
         if not explained and (package, name) not in WITHOUT_DOCSTRING:
             missing.append(name)
     assert not missing, f"{package}: no docstring of {missing}"
 
 
 @pytest.mark.parametrize("package", ["adamas", "adamas.rules"])
-def test_what_users_meet_first_has_an_example(package):
+def test_the_main_public_names_have_an_example(package):
     module = importlib.import_module(package)
     missing = [
         name
@@ -108,3 +111,15 @@ def test_what_users_meet_first_has_an_example(package):
 
 def test_the_names_without_a_docstring_exist():
     assert set(WITHOUT_DOCSTRING) <= set(NAMES)
+
+
+def test_public_names_are_sorted_and_include_the_registries():
+    assert list(adamas.__all__) == sorted(set(adamas.__all__))
+    assert (Path(adamas.__file__).parent / "py.typed").is_file()
+    offenders = [name for name in adamas.__all__ if not hasattr(adamas, name)]
+    for package, registry in ((adamas.rules, RULES), (adamas.engines, ENGINES)):
+        for item in registry.values():
+            name = item.__name__
+            if name not in package.__all__ or getattr(package, name, None) is not item:
+                offenders.append(f"{package.__name__} does not export {name}, which its registry holds")
+    assert not offenders, "\n".join(offenders)

@@ -1,4 +1,4 @@
-"""`scripts/release --dry-run` on a copy of this tree, without the network, and what it refuses."""
+"""`scripts/release --dry-run` builds a copy of this tree without the network, and refuses an unready one."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A repository of its own that holds the files of this one as they are now, committed."""
+    """Makes a repository with the present files of this one, committed."""
     listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     for name in filter(None, listed):
         if (ROOT / name).exists():  # a deletion may not be committed yet
@@ -50,7 +50,7 @@ def release(clone, *arguments):
 @pytest.mark.slow
 @NEEDS_GIT
 @NEEDS_HATCHLING
-def test_a_dry_run_builds_and_checks_and_does_not_tag(clone):
+def test_a_dry_run_builds_and_checks_without_a_tag(clone):
     done = release(clone, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "not tagged" in done.stdout
@@ -65,7 +65,7 @@ def test_a_dry_run_builds_and_checks_and_does_not_tag(clone):
 
 @pytest.mark.slow
 @NEEDS_GIT
-def test_what_is_not_committed_or_does_not_agree_is_refused(clone):
+def test_uncommitted_changes_wrong_versions_and_existing_tags_are_refused(clone):
     (clone / "new.txt").write_text("new")
     done = release(clone, "--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
@@ -98,7 +98,7 @@ def test_the_hooks_run_the_checks_of_the_test_script():
         assert f"entry: .venv/bin/{check}\n" in hooks
 
 
-def test_the_citation_has_what_its_format_needs():
+def test_the_citation_has_the_fields_of_its_format():
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"

@@ -1,7 +1,7 @@
-"""The numbers in README.md and docs/results.md are those of the stored results.
+"""The numbers in README.md and docs/results.md match the stored results.
 
-The pages in experiments/ are made from the stored results, which tests/reproduce/test_table_files.py checks.
-So it is enough to compare with these pages, and with the table in docs/benchmarks.md.
+The tests in tests/reproduce/ check that the pages in experiments/ match the stored results. It is enough to
+compare with these pages, and with the table in docs/benchmarks.md.
 """
 
 import re
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-ROWS = {  # as docs/results.md and README.md name a row -> as experiments/macadam/table1 does
+ROWS = {  # name of a row in docs/results.md and README.md -> in experiments/macadam/table1
     "`sgd`": "DP-SGD",
     "`adam`": "DP-Adam",
     "`adam-bc` with a floor of 1e-8": "DP-AdamBC",
@@ -27,7 +27,7 @@ BEST = "best found: `adam-bc` on wavelet features"
 
 
 def table(page, title, after="# "):
-    """Rows of the first table after a heading whose first cell is a title: first cell -> other cells."""
+    """Reads the first table after a heading whose first cell is `title`: first cell -> other cells."""
     text = (ROOT / page).read_text()
     text = text[text.index(after) :]
     start = re.search(rf"^\|\s*{re.escape(title)}\s*\|", text, flags=re.MULTILINE)
@@ -38,17 +38,17 @@ def table(page, title, after="# "):
 
 
 def ours(cell):
-    """`89.9 ± 0.0` of the cell `89.9 ± 0.0 (90.0 ± 0.1)`."""
+    """Returns `89.9 ± 0.0` for the cell `89.9 ± 0.0 (90.0 ± 0.1)`."""
     return cell.split(" (")[0]
 
 
 def published(cell):
-    """`90.0` of the cell `89.9 ± 0.0 (90.0 ± 0.1)`."""
+    """Returns `90.0` for the cell `89.9 ± 0.0 (90.0 ± 0.1)`."""
     found = re.search(r"\(([\d.]+)", cell)
     return found[1] if found else None
 
 
-def test_the_mnist_table_is_that_of_the_stored_results():
+def test_the_mnist_table_matches_the_stored_results():
     stored = table("experiments/macadam/table1/README.md", "")
     shown = table("docs/results.md", "rule")
     assert set(ROWS) < set(shown)
@@ -59,7 +59,7 @@ def test_the_mnist_table_is_that_of_the_stored_results():
             assert shown[name][2 * place] == (there or "–"), (name, column)
 
 
-def test_the_table_of_the_readme_is_that_of_the_results_page():
+def test_the_table_in_the_readme_matches_the_results_page():
     long, short = table("docs/results.md", "rule"), table("README.md", "rule")
     best = table("docs/results.md", "[MNIST](../experiments/best/mnist/README.md)")["here"]
     assert len(short) == 7
@@ -70,7 +70,7 @@ def test_the_table_of_the_readme_is_that_of_the_results_page():
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
-def test_the_best_rows_are_those_of_the_stored_results(data):
+def test_the_best_rows_match_the_stored_results(data):
     (stored,) = [
         cells
         for name, cells in table(f"experiments/best/{data}/README.md", "").items()
@@ -85,7 +85,7 @@ def test_the_best_rows_are_those_of_the_stored_results(data):
         assert float(shown["best published"][place]) == pytest.approx(float(published(cell)), abs=0.0501)
 
 
-def test_the_times_of_the_readme_are_those_of_the_benchmarks():
+def test_the_times_in_the_readme_match_the_benchmarks():
     measured = table("docs/benchmarks.md", "", after="## One thread")
     shown = table("README.md", "")
     columns = [0, 1, 2, 4]  # W1, W2, W3, W4

@@ -1,4 +1,4 @@
-"""Data sets by name: the digits, and validation sets that are held out of the training examples."""
+"""Data sets are loaded by name, and validation sets are held out of the training examples."""
 
 import sys
 
@@ -17,7 +17,7 @@ def test_digits_have_a_fixed_split_with_all_classes():
     assert digits.train.tensors[0].aminmax() == (-1, 1)
 
 
-def test_the_data_sets_are_those_that_are_documented():
+def test_the_documented_data_sets_are_available():
     assert set(data.DATASETS) == {
         *("digits", "mnist", "fashion-mnist", "cifar10", "imdb", "rotten-tomatoes"),
         *("adult", "cora", "citeseer", "pubmed", "ogbn-arxiv"),
@@ -40,7 +40,7 @@ def test_a_missing_optional_package_says_how_to_install_it(monkeypatch):
 
 
 def numbered(train, test=10):
-    """Examples that are their own numbers; the test examples go on counting."""
+    """Makes examples whose values are 0, 1, ..., first those for training and then those for testing."""
     numbers = torch.arange(train + test)
     labels = numbers % 2
     return Data(
@@ -53,7 +53,7 @@ def numbered(train, test=10):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
-def test_a_validation_set_is_a_part_of_the_training_set_and_of_nothing_else(share):
+def test_a_validation_set_is_held_out_of_the_training_set(share):
     full = numbered(1000)
     held_out = full.with_validation(share)
     train, validation = held_out.train.tensors[0].tolist(), held_out.test.tensors[0].tolist()
@@ -65,20 +65,20 @@ def test_a_validation_set_is_a_part_of_the_training_set_and_of_nothing_else(shar
         assert torch.equal(part.tensors[1], part.tensors[0] % 2)  # labels stay with their examples
 
 
-def test_a_validation_set_does_not_depend_on_labels_or_on_when_it_is_made():
+def test_a_validation_set_is_fixed_and_does_not_depend_on_labels():
     full = numbered(200)
     values, labels = full.train.tensors
     other = Data("other", TensorDataset(values, 1 - labels), full.test, (), 2)
     first = full.with_validation().test.tensors[0]
     assert torch.equal(first, full.with_validation().test.tensors[0])
     assert torch.equal(first, other.with_validation().test.tensors[0])
-    # Fixed for good: another choice would make published numbers incomparable.
+    # Another choice would make published numbers incomparable.
     assert first.tolist() == [
         *(13, 23, 24, 25, 33, 48, 50, 57, 62, 65, 82, 88, 99, 116, 121, 128, 142, 162, 178, 198),
     ]
 
 
-def test_a_smaller_validation_set_is_a_part_of_a_larger_one():
+def test_a_smaller_validation_set_is_a_subset_of_a_larger_one():
     full = numbered(300)
     small, large = (set(full.with_validation(share).test.tensors[0].tolist()) for share in (0.1, 0.3))
     assert small < large
@@ -91,7 +91,7 @@ def test_a_validation_set_must_leave_examples_on_both_sides():
         numbered(3).with_validation(0.1)
 
 
-def test_load_knows_validation_sets_by_name():
+def test_validation_sets_are_loaded_by_name():
     digits, held_out = data.load("digits"), data.load("digits/validation")
     assert held_out.name == "digits/validation"
     assert len(held_out.train) + len(held_out.test) == len(digits.train)

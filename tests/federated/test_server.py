@@ -19,7 +19,7 @@ from tests.support.federated_servers import (
 )
 
 
-def test_each_round_asks_a_fixed_number_of_random_clients_that_follows_from_the_seed():
+def test_each_round_asks_a_fixed_number_of_clients_drawn_from_the_seed():
     server, again, other = make_server(), make_server(), make_server(seed=1)
     chosen = []
     for one in (server, again, other):

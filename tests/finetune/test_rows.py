@@ -1,4 +1,4 @@
-"""Kept rows: forward, gradients and merging, against plain layers."""
+"""Kept rows have the outputs and gradients of plain layers, and merge back into them."""
 
 import copy
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer in two places."""
+    """Uses one layer in two places."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Transposed(nn.Module):
     def __init__(self):
         super().__init__()
         utils = pytest.importorskip("transformers.pytorch_utils")
-        self.up = utils.Conv1D(9, 8)  # 9 outputs of 8 inputs
+        self.up = utils.Conv1D(9, 8)  # 8 inputs, 9 outputs
         self.fc = nn.Linear(9, CLASSES)
 
     def forward(self, x):
@@ -94,16 +94,16 @@ def case(name):
 
 
 def in_rows(model, name, values):
-    """Output units first; the only layer here that has them last is the transposed one."""
+    """Puts output units first; only the transposed layer has them last."""
     return values.transpose(-1, -2) if name == "up.weight" else values
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kept_rows_have_the_gradients_of_the_rows_of_the_whole_weight(name):
+def test_kept_rows_have_the_gradients_of_these_rows_in_the_whole_weight(name):
     model, batch, rows = case(name)
     dense = copy.deepcopy(model)
     with torch.no_grad():
-        for weight, kept in rows.items():  # the same learned rows in both
+        for weight, kept in rows.items():  # give both models the same learned rows
             added = torch.randn_like(in_rows(dense, weight, dense.get_parameter(weight))[kept])
             in_rows(dense, weight, dense.get_parameter(weight))[kept] += added
         expected_output = dense(batch[0])
@@ -143,7 +143,7 @@ def test_kept_rows_have_the_gradients_of_the_rows_of_the_whole_weight(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_merging_gives_back_the_layers_the_names_and_the_other_rows(name):
+def test_merging_restores_the_layers_the_names_and_the_other_rows(name):
     model, batch, rows = case(name)
     before, layers = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     keep_rows(model, rows)
@@ -170,7 +170,7 @@ def test_merging_gives_back_the_layers_the_names_and_the_other_rows(name):
     assert not any(p.requires_grad for key, p in model.named_parameters() if key in rows)
 
 
-def test_the_fast_engine_has_closed_formulas_for_kept_rows():
+def test_the_fast_engine_has_a_closed_formula_for_kept_rows():
     model = mlp().float()
     finetune.bitfit(model)
     keep_rows(model, {"0.weight": [1, 2], "3.weight": [0]})
@@ -187,7 +187,7 @@ def test_the_fast_engine_has_closed_formulas_for_kept_rows():
     assert costs["0.new"].formula == costs["3.new"].formula == "|input| |output gradient|"
 
 
-def test_no_kept_row_freezes_the_weight_and_leaves_the_layer():
+def test_a_layer_without_kept_rows_is_unchanged_with_a_frozen_weight():
     model = mlp()
     chosen = keep_rows(model, {"0.weight": [], "3.weight": torch.tensor([4])})
     assert type(model[0]) is nn.Linear
@@ -200,7 +200,7 @@ def test_no_kept_row_freezes_the_weight_and_leaves_the_layer():
 
 
 @pytest.mark.slow
-def test_row_weights_are_those_of_plain_layers_without_the_head():
+def test_row_weights_are_those_of_plain_layers_except_the_head():
     assert row_weights(mlp()) == ["0.weight", "3.weight"]
     assert row_weights(mlp(), head="0") == ["3.weight", "5.weight"]
     assert row_weights(nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.Linear(2, 2))) == []

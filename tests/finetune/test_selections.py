@@ -1,4 +1,4 @@
-"""Selections by name: which parameters train, and that frozen ones stay private and unchanged."""
+"""Selections by name: the selected parameters train privately, and the others stay unchanged."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_a_pattern_takes_parameters_and_whole_modules():
     assert set(wider.names) == {*chosen.names, "5.weight"}
 
 
-def test_a_module_is_not_taken_for_another_whose_number_begins_alike():
+def test_a_module_does_not_match_others_whose_number_begins_with_its_own():
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(12)])
     assert select(model, "1").names == ("1.weight", "1.bias")
 
@@ -61,12 +61,12 @@ def test_bitfit_of_bert_trains_every_bias_and_the_classifier():
     assert set(finetune.bitfit(model, head=()).names) == biases
 
 
-def test_bitfit_does_not_take_a_module_that_is_called_bias():
+def test_bitfit_does_not_select_a_module_named_bias():
     model = nn.ModuleDict({"position_bias": nn.Embedding(4, 2), "head": nn.Linear(2, 2)})
     assert finetune.bitfit(model).names == ("head.weight", "head.bias")
 
 
-def test_head_and_last_block_of_bert_and_gpt2():
+def test_head_and_last_block_are_found_in_bert_and_gpt2():
     bert, gpt2 = small_bert(), small_gpt2()
     assert finetune.head(bert).names == ("classifier.weight", "classifier.bias")
     block = finetune.last_block(bert, also="bert.pooler")
@@ -80,7 +80,7 @@ def test_head_and_last_block_of_bert_and_gpt2():
     assert len(names) == 24
 
 
-def test_tied_weights_are_selected_by_either_name_and_said():
+def test_tied_weights_are_selected_by_either_name_and_shown():
     model = small_gpt2()
     for name in ("lm_head.weight", "transformer.wte.weight"):
         chosen = select(model, name)
@@ -92,7 +92,7 @@ def test_tied_weights_are_selected_by_either_name_and_said():
     assert finetune.head(model).names == ("transformer.wte.weight",)
 
 
-def test_the_outermost_usual_name_is_the_head():
+def test_the_head_is_the_outermost_module_with_a_usual_name():
     inner = nn.ModuleDict({"fc": nn.Linear(3, 3), "out": nn.Linear(3, 3)})
     model = nn.ModuleDict({"body": inner, "score": nn.Linear(3, 2), "last": nn.Linear(3, 2)})
     assert finetune.head(model).names == ("score.weight", "score.bias")
@@ -106,7 +106,7 @@ def test_the_outermost_usual_name_is_the_head():
         finetune.head(nn.Sequential(nn.Conv2d(1, 1, 1)))
 
 
-def test_of_equally_long_lists_the_last_has_the_last_block():
+def test_of_equally_long_lists_of_blocks_the_last_is_used():
     def block():
         return nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU())
 
@@ -138,7 +138,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_near_names():
         finetune.bitfit(nn.Sequential(nn.Linear(2, 2, bias=False)), head=())
 
 
-def test_a_long_selection_prints_shortly():
+def test_a_long_selection_is_printed_in_brief():
     text = str(finetune.bitfit(small_bert()))
     assert text.count("\n") == 13
     assert "more in .names" in text
@@ -149,7 +149,7 @@ def test_a_long_selection_prints_shortly():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_norms_and_sums_run_over_the_selected_parameters_only(engine):
+def test_norms_and_sums_cover_the_selected_parameters_only(engine):
     model, batch = mlp(), data().tensors
     whole = norms_of(per_example(model, batch))
     finetune.bitfit(model)
@@ -159,7 +159,7 @@ def test_norms_and_sums_run_over_the_selected_parameters_only(engine):
     built = ENGINES[engine](model, classification, batch)
     norms = built.norms(Geometry.ball(params.values()))
     assert torch.allclose(norms, norms_of(gradients), rtol=1e-9)
-    assert (norms < 0.99 * whole).all()  # the whole model's norms would be others
+    assert (norms < 0.99 * whole).all()  # the norms of the whole model are larger
     sums = built.weighted_sum(1 / norms.clamp(min=1))
     assert set(sums) == set(params.values())
     for name, p in params.items():
@@ -167,7 +167,7 @@ def test_norms_and_sums_run_over_the_selected_parameters_only(engine):
         assert torch.allclose(sums[p], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_removing_an_example_moves_the_sum_of_a_selection_by_one_at_most():
+def test_removing_an_example_moves_the_sum_of_a_selection_by_at_most_one():
     model, batch = mlp(), data().tensors
     finetune.last_block(nn.Sequential(model, nn.Identity()), head="0.5")
     params = list(trainable_parameters(model).values())
@@ -183,7 +183,7 @@ def test_removing_an_example_moves_the_sum_of_a_selection_by_one_at_most():
     assert max(lengths) > 0.999
 
 
-def test_training_leaves_frozen_parameters_bit_for_bit():
+def test_training_keeps_frozen_parameters_bit_for_bit():
     model = mlp()
     finetune.bitfit(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -195,7 +195,7 @@ def test_training_leaves_frozen_parameters_bit_for_bit():
     assert changed == chosen
 
 
-def test_bert_trains_by_its_biases():
+def test_bert_trains_its_biases():
     model = small_bert().train()
     finetune.bitfit(model)
     ids = torch.randint(1, 30, (20, 6), generator=torch.Generator().manual_seed(0))

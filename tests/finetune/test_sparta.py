@@ -1,4 +1,4 @@
-"""SPARTA: scores of rows, and the three phases within one run."""
+"""SPARTA: private scores of rows, and three phases within one run."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:User
 # --- scores ---------------------------------------------------------------------------------------------
 
 
-def test_scores_are_sums_of_magnitudes_of_clipped_sums():
+def test_scores_are_sums_of_absolute_values_of_clipped_sums():
     model = mlp()
     finetune.bitfit(model, norms=True)
     clip, before = 0.3, copy.deepcopy(model.state_dict())
@@ -48,8 +48,10 @@ def test_scores_are_sums_of_magnitudes_of_clipped_sums():
 
     expected = {"0.weight": torch.zeros(10), "3.weight": torch.zeros(8)}
     for p in model.parameters():
-        p.requires_grad_(True)  # biases, norms, head and both weights: everything
-    for _, batch in zip(range(4), private(mlp()).batches(), strict=False):  # the same seed, the same batches
+        p.requires_grad_(True)  # biases, norms, head and both weights
+    for _, batch in zip(
+        range(4), private(mlp()).batches(), strict=False
+    ):  # the same seed gives the same batches
         total = {name: 0.0 for name in expected}
         for rows, padding in batch:
             assert padding == 0
@@ -63,11 +65,11 @@ def test_scores_are_sums_of_magnitudes_of_clipped_sums():
         assert torch.allclose(scores[name], expected[name], rtol=1e-9)
 
 
-def test_the_noise_of_a_score_is_that_of_its_columns_and_steps():
-    """Dead units have no gradient, so that their scores before the cut at 0 are noise alone.
+def test_the_noise_of_a_score_grows_with_columns_and_steps_at_false_alarm_rate_1e_6():
+    """Dead units have no gradient, so that their scores are noise, clamped at 0.
 
-    Half of the scores are 0 and the others half-normal; Kolmogorov-Smirnov with a false-alarm rate of 1e-6
-    accepts sqrt(columns * steps) z / B and rejects 2/3 and 3/2 of it.
+    Half of the scores are 0 and the others half-normal. A Kolmogorov-Smirnov test with a false-alarm rate of
+    1e-6 accepts the deviation sqrt(columns * steps) z / B and rejects 2/3 and 3/2 of it.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, 3000), nn.ReLU(), nn.Linear(3000, CLASSES)).double()
@@ -84,7 +86,7 @@ def test_the_noise_of_a_score_is_that_of_its_columns_and_steps():
 
 
 @pytest.mark.parametrize("within", ["weight", "model"])
-def test_top_rows_against_a_sort(within):
+def test_top_rows_match_a_sort(within):
     g = torch.Generator().manual_seed(2)
     scores = {name: torch.rand(n, generator=g) for name, n in {"a": 11, "b": 30, "c": 4}.items()}
     scores["b"] *= 3
@@ -100,7 +102,7 @@ def test_top_rows_against_a_sort(within):
         assert sum(map(len, rows.values())) == 9
 
 
-def test_top_rows_of_nothing_and_of_equals():
+def test_top_rows_of_equal_scores_are_the_first_and_bad_arguments_are_refused():
     assert top_rows({"a": torch.zeros(3)}, 0.01) == {"a": torch.tensor([0])}
     assert top_rows({"a": torch.zeros(10)}, 0.3)["a"].tolist() == [0, 1, 2]
     assert top_rows({"a": torch.ones(3)}, 1.0)["a"].tolist() == [0, 1, 2]
@@ -113,7 +115,7 @@ def test_top_rows_of_nothing_and_of_equals():
         top_rows({})
 
 
-def test_scoring_needs_no_rule_that_holds_the_weights_and_puts_everything_back():
+def test_scoring_restores_the_run_and_works_without_the_weights_in_the_rule():
     model = mlp()
     finetune.head(model)
     rule = rules.AdamBC([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -123,7 +125,7 @@ def test_scoring_needs_no_rule_that_holds_the_weights_and_puts_everything_back()
     assert run.steps_done == 2
     assert trainable_names(model) == {"5.weight", "5.bias"}
     assert not rule.state
-    next(iter(run))  # goes on
+    next(iter(run))  # the run continues
     assert run.steps_done == 3
     with pytest.raises(ValueError, match="steps=3 <= 2"):
         row_scores(run, steps=3)
@@ -133,7 +135,7 @@ def test_scoring_needs_no_rule_that_holds_the_weights_and_puts_everything_back()
         row_scores(private(nn.Sequential(nn.Linear(D, CLASSES)).double()))
 
 
-def test_a_refused_release_leaves_the_model_and_the_run_as_they_were():
+def test_a_refused_release_leaves_model_and_run_unchanged():
     model = mlp()
     finetune.head(model)
     run = private(model)
@@ -178,10 +180,10 @@ def test_three_phases_are_one_composition_within_the_budget():
         rows = (model.state_dict()[name] != before[name]).all(1)
         assert int(rows.sum()) == 2
         assert torch.equal(model.state_dict()[name][~rows], before[name][~rows])
-    assert len(list(run)) == 0  # nothing is left to spend
+    assert len(list(run)) == 0  # no step is left
 
 
-def test_the_third_phase_trains_the_rows_that_the_scores_name():
+def test_the_third_phase_trains_the_rows_with_the_top_scores():
     def scored(seed):
         model = mlp()
         finetune.bitfit(model)
@@ -203,8 +205,9 @@ def test_the_third_phase_trains_the_rows_that_the_scores_name():
 
 
 def test_the_mask_finds_the_rows_that_carry_gradients():
-    """Four units of forty are alive, with scores beyond 13 standard deviations of a dead unit's: a wrong row
-    is kept with a chance below 1e-6.
+    """Four of forty units are alive. Their scores exceed 13 standard deviations of a dead unit's score.
+
+    A wrong row is kept with probability below 1e-6.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, 40), nn.ReLU(), nn.Linear(40, CLASSES)).double()
@@ -222,7 +225,7 @@ def test_the_mask_finds_the_rows_that_carry_gradients():
 
 
 @pytest.mark.slow
-def test_a_release_beyond_the_budget_is_refused_in_the_mask_phase_too():
+def test_a_scoring_release_beyond_the_budget_is_refused():
     model = mlp()
     finetune.head(model)
     run = private(model, noise_multiplier=None, epsilon=1.0, steps=3, accountant="rdp")
@@ -232,7 +235,7 @@ def test_a_release_beyond_the_budget_is_refused_in_the_mask_phase_too():
         run.privatize(batch, absolute=True)
 
 
-def test_gpt2_goes_through_the_whole_recipe():
+def test_gpt2_trains_through_all_phases():
     model = small_gpt2()
     keys = list(model.state_dict())
     select(model, ["*bias", "transformer.ln_f"])
@@ -283,14 +286,14 @@ def test_gpt2_goes_through_the_whole_recipe():
         ({"weights": "nothing"}, "'nothing'"),
     ],
 )
-def test_sparta_refuses_at_once_what_it_could_not_finish(options, words):
+def test_bad_options_are_refused_before_anything_is_released(options, words):
     run = private(mlp())
     with pytest.raises(ValueError, match=re.escape(words)):
         sparta(run, sgd, **({"head_steps": 1, "mask_steps": 1} | options))
     assert run.ledger.entries == []
 
 
-def test_sparta_refuses_a_run_that_began_or_has_parts_that_cannot_follow():
+def test_sparta_refuses_a_run_that_has_begun_or_has_an_ema_or_scheduler():
     run = private(mlp())
     next(iter(run))
     with pytest.raises(ValueError, match="not begun"):
@@ -308,7 +311,7 @@ def test_sparta_refuses_a_run_that_began_or_has_parts_that_cannot_follow():
 
 
 @pytest.mark.slow
-def test_the_code_of_the_page_runs():
+def test_the_code_on_the_page_of_finetuning_runs():
     text = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
     names: dict[str, Tensor] = {}
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):

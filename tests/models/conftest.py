@@ -1,4 +1,4 @@
-"""A small BERT in the files in which weights are published."""
+"""A small BERT in files like those of published weights."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.support.small_models import SMALL
 
 @pytest.fixture
 def published(tmp_path):
-    """A BERT with random weights, in the files of `transformers`."""
+    """Saves a BERT with random weights by `transformers`, and returns the model and its folder."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=SMALL.words,

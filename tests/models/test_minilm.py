@@ -1,4 +1,4 @@
-"""MiniLM: outputs, weights from files, padding."""
+"""MiniLM equals BERT of `transformers`, with weights from files, and ignores padding."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.support.small_models import CLASSES, SMALL, texts
 
 
 def vectors(model: Staged, ids: Tensor) -> Tensor:
-    """What the last block gives."""
+    """Returns the output of the last block."""
     hidden, present = model.frozen(ids)
     for block in model.trained.blocks:
         hidden = block(hidden, _visible(present, hidden.dtype))
@@ -28,7 +28,7 @@ def expected_logits(model: Staged, last: Tensor, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])
-def test_minilm_is_bert(published, blocks):
+def test_minilm_equals_bert(published, blocks):
     reference, folder = published
     model = minilm(folder, CLASSES, blocks_trained=blocks)
     ids = texts()
@@ -39,7 +39,7 @@ def test_minilm_is_bert(published, blocks):
 
 
 @pytest.mark.data
-def test_minilm_with_its_published_weights():
+def test_minilm_with_its_published_weights_equals_bert():
     transformers = pytest.importorskip("transformers")
     from adamas import data
 
@@ -54,7 +54,7 @@ def test_minilm_with_its_published_weights():
 
 
 @torch.no_grad()
-def test_padding_changes_nothing():
+def test_padding_does_not_change_the_output():
     model = minilm(None, CLASSES, sizes=SMALL).double()
     ids = texts()
     longer = F.pad(ids, (0, 5))
@@ -63,7 +63,7 @@ def test_padding_changes_nothing():
 
 
 @torch.no_grad()
-def test_vectors_may_be_kept_in_half_precision():
+def test_the_trained_part_takes_vectors_in_half_precision():
     model = minilm(None, CLASSES, sizes=SMALL)
     hidden, present = model.frozen(texts())
     logits = model.trained(hidden, present)

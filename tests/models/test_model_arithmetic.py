@@ -1,4 +1,4 @@
-"""Models: outputs against NumPy, and how weights are initialised."""
+"""Outputs of models match NumPy and torch functions, and weights are initialised as published."""
 
 import math
 
@@ -30,7 +30,7 @@ def numpy_convolution(x: np.ndarray, w: np.ndarray, stride: int) -> np.ndarray:
 
 
 def numpy_standardised(x: np.ndarray, w: np.ndarray, gain: np.ndarray, b: np.ndarray, stride: int):
-    """As De et al. write it: the gain multiplies the weights."""
+    """Follows De et al., where the gain multiplies the weights."""
     fan_in = w[0].size
     variance = w.var((1, 2, 3), keepdims=True)
     scale = 1 / np.sqrt(np.maximum(variance * fan_in, 1e-4)) * gain.reshape(-1, 1, 1, 1)
@@ -49,11 +49,11 @@ def as_arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (1, 1), (1, 2)])
-def test_standardised_convolution(size, stride):
+def test_standardised_convolution_matches_numpy(size, stride):
     conv = StandardizedConv2d(5, 4, size, stride).double()
     with torch.no_grad():
         conv.weight += 0.4
-        conv.weight[0] *= 1e-4  # shorter than what the clamp lets through
+        conv.weight[0] *= 1e-4  # below the clamp on the variance
         conv.gain += 0.3 * torch.randn_like(conv.gain)
         conv.bias += torch.randn_like(conv.bias)
     x = torch.randn(2, 5, 8, 6, dtype=torch.float64)
@@ -63,8 +63,8 @@ def test_standardised_convolution(size, stride):
 
 
 @pytest.mark.slow
-def test_wide_resnet_is_the_published_stack():
-    """ReLU before each normalisation; another normalisation on the way round a stage's first block."""
+def test_wide_resnet_has_the_published_architecture():
+    """ReLU precedes each normalisation, and the shortcut of a stage's first block has its own."""
     model, (x, _) = tiny("wrn-16-4")
     p = as_arrays(model)
 
@@ -77,9 +77,9 @@ def test_wide_resnet_is_the_published_stack():
     h = conv(x.numpy(), "stem")
     for i, (stride, first) in enumerate([(1, 1), (1, 0), (2, 1), (1, 0), (2, 1), (1, 0)]):
         block = f"blocks.{i}"
-        way = conv(norm(h, f"{block}.short_norm"), f"{block}.short", stride) if first else h
+        shortcut = conv(norm(h, f"{block}.short_norm"), f"{block}.short", stride) if first else h
         h = conv(norm(h, f"{block}.norm1"), f"{block}.conv1", stride)
-        h = conv(norm(h, f"{block}.norm2"), f"{block}.conv2") + way
+        h = conv(norm(h, f"{block}.norm2"), f"{block}.conv2") + shortcut
     logits = norm(h, "norm").mean((2, 3)) @ p["classifier.weight"].T + p["classifier.bias"]
     np.testing.assert_allclose(model(x).detach().numpy(), logits, rtol=1e-9, atol=1e-9)
 
@@ -104,7 +104,7 @@ def test_cnn_pools_after_the_activation(activation, pooling):
 
 
 @torch.no_grad()
-def test_cnn5_is_the_published_stack():
+def test_cnn5_has_the_published_architecture():
     model = cnn5((3, 13, 12), CLASSES).double()
     layers = [m for m in model if count(m)]
     x = torch.randn(2, 3, 13, 12, dtype=torch.float64)
@@ -127,14 +127,14 @@ def test_resnet_adds_before_the_last_activation():
     assert model.blocks(model.conv(x)).shape == (N, 64, 2, 2)
 
 
-# --- how they start -------------------------------------------------------------------------------------
+# --- initial weights ------------------------------------------------------------------------------------
 
-# Each test of one tensor raises a false alarm once in 10^7, of which there are fewer than 50: 5 in 10^6.
+# False-alarm rate of one comparison. There are fewer than 50: together 5e-6.
 ALARM = 1e-7
 
 
 def variance_is(values: Tensor, expected: float, kurtosis: float = 3.0) -> bool:
-    """Whether independent values with mean 0 have this variance; normal ones, or with another kurtosis."""
+    """Tells whether independent values of mean 0 and this kurtosis have the expected variance."""
     x = values.detach().double().flatten()
     z = (float((x**2).mean()) / expected - 1) / math.sqrt((kurtosis - 1) / x.numel())
     return 2 * float(stats.norm.sf(abs(z))) > ALARM
@@ -145,7 +145,7 @@ def fan_in(p: Tensor) -> int:
 
 
 @pytest.mark.slow
-def test_wide_resnet_starts_as_published():
+def test_wide_resnet_is_initialised_as_published():
     model = wide_resnet((3, 32, 32), 10)
     drawn = {}
     for name, p in model.named_parameters():
@@ -153,7 +153,7 @@ def test_wide_resnet_starts_as_published():
         if kind == "weight" and p.dim() > 1:
             drawn[name] = p.detach()
             assert variance_is(p, 1 / fan_in(p)), name
-            assert not variance_is(math.sqrt(2) * p, 1 / fan_in(p)), name  # as for ReLU
+            assert not variance_is(math.sqrt(2) * p, 1 / fan_in(p)), name  # the variance for ReLU is rejected
         else:
             assert bool((p == (0.0 if kind == "bias" else 1.0)).all()), name
     assert len(drawn) == 17
@@ -163,14 +163,14 @@ def test_wide_resnet_starts_as_published():
     assert stats.kstest(cut / cut.std(), "norm").pvalue < ALARM
 
 
-def test_cnn5_starts_as_published():
+def test_cnn5_is_initialised_as_published():
     cut = stats.truncnorm(-2, 2)
     variance, kurtosis = cut.var(), float(cut.stats("k")) + 3
     layers = [layer for layer in cnn5((3, 32, 32), 10) if isinstance(layer, nn.Conv2d)]
     for layer in layers:
         w = layer.weight
         assert variance_is(w, variance / fan_in(w), kurtosis)
-        assert not variance_is(w, 1 / (3 * fan_in(w)), kurtosis)  # as torch draws them
+        assert not variance_is(w, 1 / (3 * fan_in(w)), kurtosis)  # the default of torch is rejected
         assert float(w.detach().abs().max()) <= 2 / math.sqrt(fan_in(w)) * (1 + 1e-6)
         assert not layer.bias.any()
     pooled = torch.cat([(layer.weight * math.sqrt(fan_in(layer.weight))).flatten() for layer in layers])
@@ -184,7 +184,7 @@ def test_cnn5_starts_as_published():
 @pytest.mark.parametrize(
     ("initialization", "deviation"), [("pretrained", None), ("bert", 0.02), ("normal", 1.0)]
 )
-def test_minilm_starts_as_asked(published, initialization, deviation):
+def test_minilm_is_initialised_as_asked(published, initialization, deviation):
     reference, folder = published
     model = minilm(folder, CLASSES, initialization=initialization)
     block, theirs = model.trained.blocks[0], reference.encoder.layer[-1]

@@ -1,4 +1,4 @@
-"""Models: numbers of parameters, engines, and shapes that they refuse."""
+"""Models have their published sizes, run on the fast engine, and refuse bad shapes and options."""
 
 import json
 
@@ -38,13 +38,13 @@ from tests.support.small_models import CLASSES, SMALL, TINY, N, count, every_mod
         ("scattering", (1, 28, 28), 10, 39_700),
     ],
 )
-def test_parameters_are_as_many_as_published(name, shape, classes, expected):
+def test_the_number_of_parameters_is_as_published(name, shape, classes, expected):
     model = MODELS[name](shape, classes)
     assert count(model) == expected
     assert model(torch.randn(2, *shape)).shape == (2, classes)
 
 
-def test_parameters_of_tanh_cnn_with_normalisation():
+def test_tanh_cnn_can_have_group_norms():
     model = MODELS["tanh-cnn"]((3, 32, 32), 10, groups=4)
     norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
     assert [(norm.num_groups, norm.num_channels) for norm in norms] == [(4, 16), (4, 32)]
@@ -53,7 +53,7 @@ def test_parameters_of_tanh_cnn_with_normalisation():
         MODELS["tanh-cnn"]((3, 32, 32), 10, groups=3)
 
 
-def test_parameters_of_minilm():
+def test_the_number_of_parameters_of_minilm_follows_from_its_sizes():
     model = MODELS["minilm"]((16,), 3)
     block = 4 * (384 * 384 + 384) + 2 * 384 * 1536 + 1536 + 384 + 4 * 384
     assert count(model.frozen) == (30522 + 512 + 2) * 384 + 2 * 384 + 5 * block
@@ -62,7 +62,7 @@ def test_parameters_of_minilm():
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 3])
-def test_blocks_are_frozen_or_trained(blocks):
+def test_the_last_blocks_are_trained_and_the_others_frozen(blocks):
     model = minilm(None, sizes=SMALL, blocks_trained=blocks)
     assert [len(part.blocks) for part in (model.frozen, model.trained)] == [3 - blocks, blocks]
     assert not any(p.requires_grad for p in model.frozen.parameters())
@@ -91,13 +91,15 @@ def test_the_fast_engine_equals_the_loop(name):
     for parameter, p in model.named_parameters():
         if p.requires_grad:
             size = float(expected[p].abs().max())
-            assert size > 1e-8 or parameter.endswith("key.bias"), f"{parameter} proves nothing"
+            assert size > 1e-8 or parameter.endswith("key.bias"), (
+                f"the gradient of {parameter} is 0, which tests nothing"
+            )
             assert float((sums[p] - expected[p]).abs().max()) <= 1e-9 * (size + 1e-3), parameter
 
 
 @pytest.mark.slow
 @every_model
-def test_a_run_takes_the_fast_engine_and_its_formulas(name):
+def test_a_run_uses_the_fast_engine_with_closed_formulas(name):
     model, batch = tiny(name, torch.float32)
     run = make_private(model, *batch)
     assert run.engine == "bookkeeping"
@@ -110,7 +112,7 @@ def test_a_run_takes_the_fast_engine_and_its_formulas(name):
         assert {formulas[key] for key in standardised} == {"closed form of normalised rows"}
 
 
-def test_the_trained_stage_has_the_gradients_of_the_whole():
+def test_the_trained_stage_has_the_gradients_of_the_whole_model():
     whole, (ids, y) = tiny("minilm")
     hidden, present = whole.frozen(ids)
     params = list(whole.trained.parameters())
@@ -124,12 +126,12 @@ def test_the_trained_stage_has_the_gradients_of_the_whole():
         close(sums[1][p], sums[0][p])
 
 
-def test_the_trained_stage_takes_a_run_of_its_own():
+def test_the_trained_stage_alone_runs_on_the_fast_engine():
     whole, (ids, y) = tiny("minilm", torch.float32)
     assert make_private(whole.trained, *whole.frozen(ids), y).engine == "bookkeeping"
 
 
-def test_low_rank_adapters_of_peft():
+def test_low_rank_adapters_of_peft_run_on_the_fast_engine():
     peft = pytest.importorskip("peft")
     whole, (ids, y) = tiny("minilm")
     hidden, present = whole.frozen(ids)
@@ -140,7 +142,7 @@ def test_low_rank_adapters_of_peft():
     params = trainable_parameters(model)
     assert sum(p.numel() for p in params.values()) == 2 * (2 * 3 * SMALL.width) + (SMALL.width + 1) * CLASSES
     with torch.no_grad():
-        for p in params.values():  # also the factors that begin with 0
+        for p in params.values():  # including the factors that start at 0
             p += 0.1 * torch.randn_like(p)
     batch, weights = (hidden, present, y), some_weights(N)
     slow, fast = (ENGINES[engine](model, loss, batch) for engine in ("loop", "bookkeeping"))
@@ -165,7 +167,7 @@ def test_low_rank_adapters_of_peft():
         ("resnet18-gn", (3, 7, 8), "8x8"),
     ],
 )
-def test_images_that_are_too_small(name, shape, smallest):
+def test_images_that_are_too_small_are_refused(name, shape, smallest):
     with pytest.raises(ValueError, match=rf"input_shape=.*channels, height, width.*{smallest}.*{name}"):
         MODELS[name](shape, 10)
 
@@ -173,13 +175,13 @@ def test_images_that_are_too_small(name, shape, smallest):
 @pytest.mark.parametrize(
     ("name", "smallest"), [("tanh-cnn", 14), ("cnn", 4), ("cnn5", 10), ("wrn-16-4", 4), ("resnet8-gn", 4)]
 )
-def test_the_smallest_images(name, smallest):
+def test_the_smallest_images_are_accepted(name, smallest):
     model = MODELS[name]((1, smallest, smallest), 10)
     assert torch.isfinite(model(torch.randn(2, 1, smallest, smallest))).all()
 
 
 @every_model
-def test_wrong_counts(name):
+def test_counts_of_zero_are_refused(name):
     shape, options = TINY[name]
     with pytest.raises(ValueError, match="classes=0"):
         MODELS[name](shape, 0, **options)
@@ -189,7 +191,7 @@ def test_wrong_counts(name):
         MODELS[name]((), 10, **options)
 
 
-def test_wrong_options():
+def test_bad_options_are_refused():
     with pytest.raises(ValueError, match=r"groups=3 .* 32, 64"):
         cnn((3, 32, 32), 10, groups=3)
     with pytest.raises(ValueError, match="activation='gelu'"):
@@ -202,7 +204,7 @@ def test_wrong_options():
         resnet8_gn((3, 32, 32), 10, width=7)
 
 
-def test_wrong_options_of_minilm(published):
+def test_bad_options_of_minilm_are_refused(published):
     _, folder = published
     with pytest.raises(ValueError, match=r"input_shape=\(1, 8\) to be \(tokens,\)"):
         MODELS["minilm"]((1, 8), 2, sizes=SMALL)
@@ -220,7 +222,7 @@ def test_wrong_options_of_minilm(published):
         minilm(None, sizes=SMALL)(torch.ones(2, 17, dtype=torch.long))
 
 
-def test_files_that_are_missing_or_of_another_model(published, tmp_path_factory):
+def test_missing_files_and_those_of_another_model_are_refused(published, tmp_path_factory):
     _, folder = published
     with pytest.raises(FileNotFoundError, match=r"config.json.*minilm_files\(\)"):
         minilm(tmp_path_factory.mktemp("empty"))

@@ -1,4 +1,4 @@
-"""The scattering transform against stored values and its own definition."""
+"""The scattering transform matches Kymatio and its own definition."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from adamas.models import (
     scattering,
 )
 
-# Coefficients by Kymatio 0.3.0 at the place (1, 2) of the image below: `Scattering2D(scales, size, L=4)`.
+# Coefficients at place (1, 2) of `stripes` by Kymatio 0.3.0: `Scattering2D(scales, size, L=4)`.
 KYMATIO = {
     (1, 8, 12): [-0.23526, 0.12983, 0.12741, 0.13697, 0.05654],
     (2, 16, 24): [
@@ -34,13 +34,13 @@ def test_the_scattering_transform_equals_kymatio(scales, height, width):
     torch.testing.assert_close(features[0, :, 1, 2], expected, rtol=rtol, atol=1e-5)
 
 
-def test_only_the_average_of_a_constant_image_is_left():
+def test_a_constant_image_has_only_its_average():
     (features,) = Scattering((1, 16, 16))(torch.full((1, 1, 16, 16), 3.0))
     torch.testing.assert_close(features[:, 0], torch.full((1, 4, 4), 3.0), rtol=1e-3, atol=0)
     assert float(features[:, 1:].abs().max()) < 1e-5
 
 
-def test_the_scattering_transform_follows_a_shift_by_its_stride():
+def test_shifting_the_image_by_the_stride_shifts_the_features():
     image = torch.zeros(2, 1, 32, 32)
     blob = torch.randn(6, 6)
     image[0, 0, 10:16, 10:16] = blob
@@ -50,7 +50,7 @@ def test_the_scattering_transform_follows_a_shift_by_its_stride():
     assert not torch.allclose(features[1], features[0], atol=1e-2)
 
 
-def test_the_scattering_transform_needs_a_size_that_its_stride_divides():
+def test_a_size_that_the_stride_does_not_divide_is_refused():
     with pytest.raises(ValueError, match=r"scales=3 .* divides height and width, got .*28"):
         Scattering((1, 28, 28), scales=3)
     with pytest.raises(ValueError, match="groups=7 to divide"):

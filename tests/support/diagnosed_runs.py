@@ -7,9 +7,7 @@ import torch
 from adamas import PrivateGradient
 from adamas.diagnostics import QUANTILES
 from tests.support import small_runs
-from tests.support.small_runs import finish, loss, make_data, make_model
-
-__all__ = ["GRADIENTS", "VARIANCES", "by_hand", "check", "feed", "finish", "loss", "make_run"]
+from tests.support.small_runs import make_data, make_model
 
 
 def make_run(rule=None, dtype=torch.float32, **changes):

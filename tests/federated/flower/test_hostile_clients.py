@@ -95,14 +95,6 @@ CONTENTS = {
     "an unknown word": words_with(loss=math.nan),
     "metrics": content_with(metrics=MetricRecord({"loss": 0.0})),
 }
-ARRAYS = {
-    "an unreadable array": content_with(
-        increment=ArrayRecord({"weight": Array("float32", (3, 4), "numpy.ndarray", b"x")})
-    ),
-    "an array of an unknown kind": content_with(
-        increment=ArrayRecord({"weight": Array("float32", (3, 4), "pickle", b"x")})
-    ),
-}
 DESCRIPTIONS = CONTENTS | {
     "no client": lambda records, words: pack({}, {"examples": words["examples"]}),
     "client is a string": words_with(client="one"),
@@ -123,40 +115,42 @@ DESCRIPTIONS = CONTENTS | {
     "more examples than one over delta": words_with(examples=10**6),
     "arrays": lambda records, words: pack({"x": {"x": torch.zeros(1)}}, words),
 }
-ANSWERS = (
-    CONTENTS
-    | ARRAYS
-    | {
-        "a shorter tensor": records_with(lambda value: value[:1]),
-        "one more dimension": records_with(lambda value: value[None]),
-        "a scalar": records_with(lambda value: value.sum()),
-        "complex": records_with(lambda value: value.to(torch.complex64)),
-        "double complex": records_with(lambda value: value.to(torch.complex128)),
-        "float64": records_with(lambda value: value.double()),
-        "float16": records_with(lambda value: value.half()),
-        "integers": records_with(lambda value: value.long()),
-        "booleans": records_with(lambda value: value > 0),
-        "NaN": records_with(lambda value: value * math.nan),
-        "infinite": records_with(lambda value: value + math.inf),
-        "one value is -inf": records_with(
-            lambda value: value.clone().view(-1).index_fill(0, torch.tensor([0]), -math.inf).view_as(value)
-        ),
-        "values that overflow": records_with(lambda value: torch.full_like(value, 3e38)),
-        "second moments below 0": records_with(lambda value: -value - 1, "second-moments"),
-        "complex second moments": records_with(lambda value: value.to(torch.complex64), "second-moments"),
-        "too many second moments": records_with(lambda value: value.repeat(2), "second-moments"),
-        "an unknown tensor": lambda records, words: pack(
-            records | {"increment": records["increment"] | {"x" * 10**4: torch.zeros(1)}}, words
-        ),
-        "a missing tensor": lambda records, words: pack(
-            records | {"increment": {"bias": records["increment"]["bias"]}}, words
-        ),
-        "an unknown record": lambda records, words: pack(records | {"x": {"x": torch.zeros(1)}}, words),
-        "a missing record": lambda records, words: pack({"increment": records["increment"]}, words),
-        "no record": lambda records, words: pack({}, words),
-        "an array of strings": content_with(increment=ArrayRecord([np.array(["a", "b"])])),
-    }
-)
+ANSWERS = CONTENTS | {
+    "an unreadable array": content_with(
+        increment=ArrayRecord({"weight": Array("float32", (3, 4), "numpy.ndarray", b"x")})
+    ),
+    "an array of an unknown kind": content_with(
+        increment=ArrayRecord({"weight": Array("float32", (3, 4), "pickle", b"x")})
+    ),
+    "a shorter tensor": records_with(lambda value: value[:1]),
+    "one more dimension": records_with(lambda value: value[None]),
+    "a scalar": records_with(lambda value: value.sum()),
+    "complex": records_with(lambda value: value.to(torch.complex64)),
+    "double complex": records_with(lambda value: value.to(torch.complex128)),
+    "float64": records_with(lambda value: value.double()),
+    "float16": records_with(lambda value: value.half()),
+    "integers": records_with(lambda value: value.long()),
+    "booleans": records_with(lambda value: value > 0),
+    "NaN": records_with(lambda value: value * math.nan),
+    "infinite": records_with(lambda value: value + math.inf),
+    "one value is -inf": records_with(
+        lambda value: value.clone().view(-1).index_fill(0, torch.tensor([0]), -math.inf).view_as(value)
+    ),
+    "values that overflow": records_with(lambda value: torch.full_like(value, 3e38)),
+    "second moments below 0": records_with(lambda value: -value - 1, "second-moments"),
+    "complex second moments": records_with(lambda value: value.to(torch.complex64), "second-moments"),
+    "too many second moments": records_with(lambda value: value.repeat(2), "second-moments"),
+    "an unknown tensor": lambda records, words: pack(
+        records | {"increment": records["increment"] | {"x" * 10**4: torch.zeros(1)}}, words
+    ),
+    "a missing tensor": lambda records, words: pack(
+        records | {"increment": {"bias": records["increment"]["bias"]}}, words
+    ),
+    "an unknown record": lambda records, words: pack(records | {"x": {"x": torch.zeros(1)}}, words),
+    "a missing record": lambda records, words: pack({"increment": records["increment"]}, words),
+    "no record": lambda records, words: pack({}, words),
+    "an array of strings": content_with(increment=ArrayRecord([np.array(["a", "b"])])),
+}
 
 
 def test_there_are_enough_hostile_replies():

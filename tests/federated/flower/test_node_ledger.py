@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
-
-from pathlib import Path
 
 from flwr.app import RecordDict
 
@@ -96,17 +95,14 @@ def test_a_node_logs_epsilons_rounded_up(same_examples, tmp_path, caplog):
     one, two = (plan.epsilon(NOISE, rounds=rounds) for rounds in (1, 2))
     limit = (one + two) / 2
     for number, words in ((0, {}), (1, REFUSED)):
-        assert (
-            reply_to(Request(number=number), node_with_budget(tmp_path, **{"max-epsilon": limit}))[1] == words
-        )
+        context = node_with_budget(tmp_path, **{"max-epsilon": limit})
+        assert reply_to(Request(number=number), context)[1] == words
     said = float(caplog.text.split("bring epsilon to ")[1].split(" ")[0])
     named = float(caplog.text.split("max-epsilon=")[1].split("\n")[0].rstrip("."))
     for shown, true in ((said, two), (named, limit)):
         assert 0 <= shown - true < 1e-3
-    reply_to(
-        Request(),
-        node_with_budget(tmp_path, **{"max-epsilon": 0.50001, "ledger": str(tmp_path / "other.json")}),
-    )
+    other = {"max-epsilon": 0.50001, "ledger": str(tmp_path / "other.json")}
+    reply_to(Request(), node_with_budget(tmp_path, **other))
     assert "cost more than max-epsilon=0.5001 at" in caplog.text
 
 

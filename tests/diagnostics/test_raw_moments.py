@@ -1,4 +1,4 @@
-"""Moments without noise: right, and of runs that say that they are not private."""
+"""Raw moments are those of the gradients without noise, and a run that keeps them is not private."""
 
 import io
 import json
@@ -10,7 +10,8 @@ import torch
 
 from adamas import PrivateGradient, diagnostics, rules
 from adamas.diagnostics import RawMoments, diagnose
-from tests.support.diagnosed_runs import finish, loss, make_run
+from tests.support.diagnosed_runs import make_run
+from tests.support.small_runs import finish, loss
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "truncated-poisson"])
@@ -28,7 +29,7 @@ def test_a_raw_run_is_not_private_and_says_so(sampling):
     assert run.diagnostics(raw=True)["private"] is False
 
 
-def test_the_ledger_has_a_release_without_noise_for_every_step_of_a_raw_run():
+def test_a_raw_run_records_a_release_without_noise_for_every_step():
     run = make_run(raw=True)
     finish(run)
     ((event, count),) = run.ledger.entries
@@ -36,7 +37,7 @@ def test_the_ledger_has_a_release_without_noise_for_every_step_of_a_raw_run():
     assert [inner.noise_multiplier for inner in event.event.events] == [1.0, 0.0]
 
 
-def test_the_release_without_noise_is_recorded_before_it_is_seen(monkeypatch):
+def test_a_raw_release_is_recorded_before_it_is_used(monkeypatch):
     seen = []
     run = make_run(raw=True)
     monkeypatch.setattr(run._raw_moments, "add", lambda mean: seen.append(run.epsilon()))
@@ -53,7 +54,7 @@ def test_a_run_without_noise_says_that_it_is_not_private():
     assert "NOT PRIVATE" not in make_run().privacy_statement()
 
 
-def test_raw_is_an_answer_of_a_raw_run_only():
+def test_raw_diagnostics_need_a_raw_run():
     run = make_run()
     finish(run)
     with pytest.raises(ValueError, match=r"make_private\(\.\.\., raw=True\)"):
@@ -63,13 +64,13 @@ def test_raw_is_an_answer_of_a_raw_run_only():
 
 
 @pytest.mark.parametrize("rule", [rules.AdamBC, rules.SGD, rules.MacAdam])
-def test_raw_does_not_change_the_training(rule):
+def test_raw_moments_do_not_change_the_training(rule):
     raw = make_run(rule, raw=True)
     assert torch.equal(finish(raw), finish(make_run(rule)))
     json.dumps(raw.diagnostics(raw=True, histograms=True), allow_nan=False)
 
 
-def test_a_budget_chooses_the_noise_of_a_raw_run_and_promises_nothing():
+def test_a_raw_run_takes_the_noise_of_its_budget_but_has_infinite_epsilon():
     options = {"noise_multiplier": None, "epsilon": 2.0, "steps": 3, "accountant": "rdp"}
     run, private = make_run(raw=True, **options), make_run(**options)
     assert run.noise_multiplier == private.noise_multiplier
@@ -79,7 +80,7 @@ def test_a_budget_chooses_the_noise_of_a_raw_run_and_promises_nothing():
 
 
 @pytest.mark.parametrize("rule", [rules.Adam, rules.MacAdam])
-def test_without_noise_the_raw_moments_are_the_private_ones(rule):
+def test_without_noise_raw_and_private_moments_are_equal(rule):
     run = make_run(rule, dtype=torch.float64, noise_multiplier=0, raw=True)
     finish(run)
     for p in run.model.parameters():
@@ -92,7 +93,7 @@ def test_without_noise_the_raw_moments_are_the_private_ones(rule):
     assert overall["update_cosine"] == pytest.approx(1.0)
 
 
-def test_with_noise_the_raw_moments_are_those_of_the_clipped_gradients():
+def test_raw_moments_are_those_of_clipped_gradients_without_noise():
     run = make_run(lambda p: rules.SGD(p, lr=0.1), raw=True, steps=1, noise_multiplier=50.0)
     model = run.model
     rows = run.loader.sampler.indices(0).indices
@@ -115,7 +116,7 @@ def test_with_noise_the_raw_moments_are_those_of_the_clipped_gradients():
     assert sum(counted["counts"]) + counted["below"] + counted["not_positive"] == 34
 
 
-def test_strong_noise_turns_the_update_away():
+def test_strong_noise_lowers_the_cosine_with_the_raw_moments():
     quiet, loud = (make_run(rules.AdamBC, raw=True, noise_multiplier=z) for z in (0.02, 100.0))
     cosines = []
     for run in (quiet, loud):
@@ -136,7 +137,7 @@ def leaves(value):
         yield value
 
 
-def test_nothing_without_noise_is_in_the_state_of_a_raw_run():
+def test_the_state_of_a_raw_run_contains_nothing_without_noise():
     run, private = make_run(rules.AdamBC, raw=True), make_run(rules.AdamBC)
     finish(run)
     finish(private)
@@ -154,7 +155,7 @@ def test_nothing_without_noise_is_in_the_state_of_a_raw_run():
             assert tensor.numpy().tobytes() not in file.getvalue()
 
 
-def test_a_raw_state_continues_in_a_raw_run_only():
+def test_the_state_of_a_raw_run_loads_into_a_raw_run_only():
     run = make_run(raw=True)
     next(iter(run))
     state = run.state_dict()
@@ -172,7 +173,7 @@ def test_a_raw_state_continues_in_a_raw_run_only():
             make_run(raw=raw).load_state_dict(unknown)
 
 
-def test_a_release_of_magnitudes_is_none_of_the_gradients_that_are_averaged():
+def test_releases_of_absolute_values_do_not_enter_the_raw_moments():
     run = make_run(lambda p: rules.SGD(p, lr=0.1), raw=True, steps=2)
     batch = next(iter(run.batches()))
     run.privatize(batch, absolute=True)
@@ -190,13 +191,13 @@ def test_the_progress_display_says_that_a_raw_run_is_not_private(capfd, monkeypa
     assert "NOT PRIVATE" in capfd.readouterr().err
 
 
-def test_the_module_explains_what_it_sees():
+def test_the_docstrings_state_the_privacy_of_diagnostics():
     assert "post-processing" in diagnostics.__doc__
     assert "Privacy: none" in diagnostics.RawMoments.__doc__
 
 
 @pytest.mark.parametrize("correction", [0.25, 4.0])
-def test_a_wrong_correction_does_not_change_what_the_noise_is(correction):
+def test_a_wrong_correction_does_not_change_the_reported_noise(correction):
     seen = []
     for factor in (1.0, correction):
         p = torch.nn.Parameter(torch.zeros(1000))
@@ -214,7 +215,7 @@ def test_a_wrong_correction_does_not_change_what_the_noise_is(correction):
     assert seen[0] == pytest.approx(seen[1], rel=1e-5)
 
 
-def test_statistics_of_moments_are_those_of_their_values():
+def test_statistics_of_moments_match_their_values():
     p = torch.nn.Parameter(torch.zeros(3))
     rule = rules.AdamBC([p], floor=1.0)
     raw = RawMoments(rule)

@@ -1,4 +1,4 @@
-"""What the files of the data sets are read into, on small files of the same formats."""
+"""Files of the data sets are read correctly, and damaged or malicious ones refused; on small files."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ from adamas.data.idx import FILES, idx
 from adamas.data.local import local_folder, read_verified
 from adamas.data.unpickle import read_pickle
 
-cifar10 = sys.modules["adamas.data.cifar10"]  # the package's name is that of the function
+cifar10 = sys.modules["adamas.data.cifar10"]  # adamas.data.cifar10 is the function of that name
 
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -46,7 +46,7 @@ def test_an_idx_file_of_another_size_is_refused(damage):
 
 @pytest.fixture
 def images(monkeypatch):
-    """Blank images in place of MNIST and Fashion-MNIST: the four files, with checksums that fit."""
+    """Makes the four files of MNIST with blank images, and adjusts the expected checksums."""
     contents = {}
     for prefix, count in (("train", 60_000), ("t10k", 10_000)):
         contents[f"{prefix}-images-idx3-ubyte"] = idx_bytes(np.zeros((count, 28, 28), dtype=np.uint8))
@@ -64,7 +64,7 @@ def images(monkeypatch):
     [("mnist", "MNIST/raw", -0.1307 / 0.3081), ("fashion-mnist", "FashionMNIST/raw", -0.2860 / 0.3530)],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_images_are_read_from_the_folder_of_torchvision(
+def test_images_are_read_from_the_torchvision_folder(
     tmp_path, monkeypatch, images, name, folder, blank, packed
 ):
     raw = tmp_path / "mine" / folder
@@ -85,7 +85,7 @@ def test_images_are_read_from_the_folder_of_torchvision(
 # --- the user's own folders -----------------------------------------------------------------------------
 
 
-def test_the_named_folder_comes_before_the_folder_data(tmp_path, monkeypatch):
+def test_the_folder_in_the_environment_takes_precedence_over_data(tmp_path, monkeypatch):
     assert local_folder("inside", ["a"]) is None
     for place in ("data", "mine"):
         (tmp_path / place / "inside").mkdir(parents=True)
@@ -95,20 +95,20 @@ def test_the_named_folder_comes_before_the_folder_data(tmp_path, monkeypatch):
     assert local_folder("inside", ["a"]) == tmp_path / "mine" / "inside"
 
 
-def test_a_folder_that_lacks_files_says_which(tmp_path):
+def test_an_incomplete_folder_is_refused_with_the_missing_files(tmp_path):
     (tmp_path / "data" / "inside").mkdir(parents=True)
     (tmp_path / "data" / "inside" / "a").touch()
     with pytest.raises(RuntimeError, match=r"inside lacks b, c\. Complete it, or move it away"):
         local_folder("inside", ["a", "b", "c"])
 
 
-def test_a_name_in_the_environment_that_is_no_folder_is_an_error(monkeypatch):
+def test_a_missing_folder_in_the_environment_is_refused(monkeypatch):
     monkeypatch.setenv("ADAMAS_DATA", "elsewhere")
     with pytest.raises(RuntimeError, match=r"ADAMAS_DATA names elsewhere.*unset it"):
         data.load("mnist")
 
 
-def test_the_users_own_files_are_verified(tmp_path):
+def test_files_of_the_user_are_verified(tmp_path):
     digests = {"a": hashlib.sha256(b"right").hexdigest()}
     (tmp_path / "a").write_bytes(b"wrong")
     with pytest.raises(RuntimeError, match=r"a is damaged.*Delete it"):
@@ -122,7 +122,7 @@ def test_the_users_own_files_are_verified(tmp_path):
         read_verified(tmp_path, digests)
 
 
-def test_a_damaged_own_file_is_not_replaced_in_silence(tmp_path):
+def test_a_damaged_file_of_the_user_is_not_replaced_silently(tmp_path):
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for name in FILES:
@@ -134,7 +134,7 @@ def test_a_damaged_own_file_is_not_replaced_in_silence(tmp_path):
 # --- CIFAR-10 -------------------------------------------------------------------------------------------
 
 
-def test_a_row_of_a_picture_is_an_image(tmp_path):
+def test_each_row_of_a_png_is_one_image(tmp_path):
     image = pytest.importorskip("PIL.Image")
     images = np.arange(2 * 3 * 32 * 32).astype(np.uint8).reshape(2, 3, 32, 32)
     rows = images.transpose(0, 2, 3, 1).reshape(2, 1024, 3)
@@ -147,7 +147,7 @@ def test_a_row_of_a_picture_is_an_image(tmp_path):
 
 @pytest.fixture
 def batches(tmp_path, monkeypatch):
-    """Ten images in a batch in place of 10,000, as torchvision keeps them, with checksums that fit."""
+    """Writes batches of ten images in the torchvision format, and adjusts the expected checksums."""
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     labels = list(range(10))
@@ -165,7 +165,7 @@ def batches(tmp_path, monkeypatch):
     return folder
 
 
-def test_batches_are_read_from_the_folder_of_torchvision(batches):
+def test_batches_are_read_from_the_torchvision_folder(batches):
     loaded = data.load("cifar10")
     assert loaded.train.tensors[0].shape == (50, 3, 32, 32)
     assert loaded.train.tensors[0].dtype == torch.float32
@@ -174,21 +174,21 @@ def test_batches_are_read_from_the_folder_of_torchvision(batches):
     torch.testing.assert_close(loaded.test.tensors[0][3, :, 7, 7], torch.tensor(expected))
 
 
-def test_a_changed_batch_is_noticed(batches):
+def test_a_changed_batch_is_refused(batches):
     changed = {"data": np.full((10, 3072), 99, dtype=np.uint8), "labels": list(range(10))}
     (batches / "data_batch_3").write_bytes(pickle.dumps(changed))
     with pytest.raises(RuntimeError, match=r"train images .* are damaged.*Delete the folder"):
         data.load("cifar10")
 
 
-def test_another_number_of_images_is_noticed(batches, monkeypatch):
+def test_a_wrong_number_of_images_is_refused(batches, monkeypatch):
     monkeypatch.setattr(cifar10, "_PER_CLASS", {"train": 6, "test": 1})
     with pytest.raises(RuntimeError, match="Expected 6 CIFAR-10 images of each"):
         data.load("cifar10")
 
 
 @pytest.mark.parametrize("content", [{"data": 1, "labels": [1]}, {"labels": [1]}, [1, 2], None])
-def test_a_pickle_of_something_else_is_no_batch(batches, content):
+def test_a_pickle_that_is_not_a_batch_is_refused(batches, content):
     (batches / "data_batch_1").write_bytes(pickle.dumps(content))
     with pytest.raises(RuntimeError, match=r"data_batch_1 is no batch of CIFAR-10\. Delete it"):
         data.load("cifar10")
@@ -220,7 +220,7 @@ def test_a_malicious_pickle_does_not_run(tmp_path, batches, protocol, hidden):
     assert not mark.exists()
 
 
-def test_a_pickle_that_is_cut_short_is_a_clear_error(tmp_path):
+def test_a_truncated_pickle_raises_a_clear_error(tmp_path):
     (tmp_path / "cut").write_bytes(pickle.dumps(np.arange(100))[:-20])
     with pytest.raises(RuntimeError, match="cut is no pickle of plain arrays"):
         read_pickle(tmp_path / "cut")
@@ -238,11 +238,11 @@ def test_records_become_numbers_and_categories():
     assert features.shape == (2, 104)
     assert torch.equal(features[0], features[1])
     assert features[0, :5].tolist() == [0, 1, 1, 0, 1]  # age, education, gain, loss, hours
-    assert features[0, 5:].sum() == 7  # eight columns, of which the occupation is not known
-    assert features[0, 5] == 1  # Private is the first kind of work
+    assert features[0, 5:].sum() == 7  # eight columns, of which the occupation is unknown
+    assert features[0, 5] == 1  # Private is the first work class
 
 
-def test_features_do_not_depend_on_the_other_records():
+def test_features_of_a_record_do_not_depend_on_other_records():
     other = RECORD.replace("40,", "90,", 1).replace("Private", "State-gov")
     alone = read_records(RECORD, "file").tensors[0][0]
     assert torch.equal(read_records(f"{RECORD}\n{other}", "file").tensors[0][0], alone)

@@ -1,4 +1,4 @@
-"""Film reviews: the split, the tokens, and what is kept in the cache."""
+"""Film reviews: their split, their tokens, and the tokens in the cache."""
 
 import sys
 
@@ -18,17 +18,17 @@ def test_a_table_of_reviews_is_read_by_source():
     assert reviews.read_reviews(table, "rotten_tomatoes") == [("bad", 0)]
 
 
-def test_equal_texts_are_never_on_both_sides():
+def test_equal_texts_are_never_in_both_parts():
     texts = [f"review {number % 500}" + " " * (number // 500) for number in range(2000)]
     texts += [f"review<br /><br />{number}" for number in range(500)]
     train, test = reviews.split_reviews([(text, 1) for text in texts])
     keys = [[reviews.normalised(text) for text, _ in part] for part in (train, test)]
     assert not set(keys[0]) & set(keys[1])
     assert sorted(keys[0] + keys[1]) == sorted({reviews.normalised(text) for text in texts})
-    assert 60 <= len(test) <= 140  # 100 expected of 500; fixed, and 4 standard deviations either way
+    assert 60 <= len(test) <= 140  # 100 of 500 expected, with bounds of 4 standard deviations
 
 
-def test_the_split_of_a_text_depends_on_nothing_else():
+def test_the_part_of_a_text_depends_on_the_text_alone():
     examples = [(f"text {number}", number % 2) for number in range(200)]
     train, test = reviews.split_reviews(examples)
     backwards = reviews.split_reviews(reversed(examples))
@@ -47,7 +47,7 @@ def test_only_the_text_data_sets_have_texts():
 
 @pytest.fixture
 def vocabulary(tmp_path, monkeypatch):
-    """A vocabulary of five words in place of MiniLM's, and an empty cache."""
+    """Replaces the vocabulary of MiniLM by one of seven tokens, with an empty cache."""
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "good": 4, "bad": 5, "##ly": 6}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -68,7 +68,7 @@ def vocabulary(tmp_path, monkeypatch):
     return files
 
 
-def test_texts_become_ids_between_marks_with_padding(vocabulary):
+def test_texts_become_ids_between_special_tokens_with_padding(vocabulary):
     ids = tokens.token_ids(["good badly other", "good " * 500, ""], "here")
     assert ids.shape == (3, 128)
     assert ids.dtype == torch.int64
@@ -77,7 +77,7 @@ def test_texts_become_ids_between_marks_with_padding(vocabulary):
     assert ids[2].tolist() == [2, 3] + [0] * 126
 
 
-def test_of_long_texts_the_start_or_both_ends_are_kept(vocabulary):
+def test_long_texts_keep_their_start_or_both_ends(vocabulary):
     text = "good good good other bad bad"
     assert tokens.token_ids([text], "here", 5).tolist() == [[2, 4, 4, 4, 3]]
     assert tokens.token_ids([text], "here", 6, "ends").tolist() == [[2, 4, 4, 5, 5, 3]]
@@ -91,12 +91,12 @@ def test_bad_lengths_are_refused_by_name(vocabulary, options, name):
         tokens.token_ids(["good"], "here", *options)
 
 
-def test_data_sets_without_an_option_refuse_it_by_name():
+def test_unknown_options_of_a_data_set_are_refused_by_name():
     with pytest.raises(TypeError, match=r"'digits' has.*length"):
         data.load("digits", length=64)
 
 
-def test_ids_are_made_once(vocabulary):
+def test_ids_are_computed_once(vocabulary):
     first = tokens.token_ids(["good", "bad"], "here")
     assert torch.equal(tokens.token_ids(["good", "bad"], "here"), first)
     assert len(vocabulary.calls) == 1
@@ -105,7 +105,7 @@ def test_ids_are_made_once(vocabulary):
     assert all(path.name.startswith("tokens-") for path in vocabulary.cache.iterdir())
 
 
-def test_damaged_ids_are_made_again(vocabulary):
+def test_damaged_ids_are_computed_again(vocabulary):
     texts = ["good", "bad"]
     first = tokens.token_ids(texts, "here")
     (file,) = vocabulary.cache.iterdir()
@@ -131,7 +131,7 @@ def test_a_missing_tokenizer_says_how_to_install_it(vocabulary, monkeypatch):
 
 @pytest.fixture
 def table(tmp_path, monkeypatch, vocabulary):
-    """Forty reviews in place of the package, one of them twice."""
+    """Replaces the package by forty reviews, one of them twice, and returns their counts of labels."""
     rows = [("good " * (1 + number), 1) if number % 2 else ("bad " * (1 + number), 0) for number in range(40)]
     lines = [f"{text},{label},imdb" for text, label in [*rows, ("good<br />good", 1)]]
     (tmp_path / reviews._FILE).write_text("\n".join(["text,label,source", *lines]))
@@ -143,7 +143,7 @@ def table(tmp_path, monkeypatch, vocabulary):
     return counts
 
 
-def test_reviews_are_ids_with_labels(table):
+def test_reviews_are_loaded_as_ids_with_labels(table):
     loaded = data.load("imdb")
     assert (loaded.name, loaded.input_shape, loaded.classes) == ("imdb", (128,), 2)
     assert len(loaded.train) + len(loaded.test) == 40
@@ -157,7 +157,7 @@ def test_reviews_are_ids_with_labels(table):
     assert all("good" in text for text, label in zip(train_texts, train_labels, strict=True) if label)
 
 
-def test_other_counts_of_labels_are_noticed(table, monkeypatch):
+def test_wrong_counts_of_labels_are_refused(table, monkeypatch):
     monkeypatch.setattr(reviews, "_COUNTS", {"imdb": ([1, 2], [3, 4])})
     with pytest.raises(RuntimeError, match=r"Expected \(\[1, 2\], \[3, 4\]\) reviews of imdb"):
         data.texts("imdb")
