@@ -30,7 +30,7 @@ LAYERS = [
     ["engines", "noise", "sampling", "rules"],
     # Parts that build on those: clipping, loaders, secure noise, and the accounting of what samplers release.
     ["clip", "loading", "secure_noise", "accounting"],
-    # The one place where a gradient becomes private, diagnostics of releases, and nodes of graphs as examples.
+    # The one place where a gradient becomes private, diagnostics of releases, and nodes of graphs.
     ["privatize", "diagnostics", "graphs"],
     # A run joins the layers before: it is made, loops, saves and resumes.
     ["run"],

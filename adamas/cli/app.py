@@ -47,13 +47,16 @@ def _common(
     pass
 
 
-def assignments(known: Sequence[str], texts: Sequence[str], lr: float | None = None) -> dict[str, Any]:
+def assignments(
+    known: Sequence[str], texts: Sequence[str], lr: float | None = None, option: str = "--set"
+) -> dict[str, Any]:
     """Parses NAME=VALUE texts into options, and checks their names.
 
     Args:
         known: The names that exist.
-        texts: The values of --set.
+        texts: The values of the option.
         lr: The value of --lr.
+        option: The option's name, for the message.
     """
     options: dict[str, Any] = {} if lr is None else {"lr": lr}
     for text in texts:
@@ -61,7 +64,9 @@ def assignments(known: Sequence[str], texts: Sequence[str], lr: float | None = N
         if name == "lr" and lr is not None:
             raise ValueError("Expected the learning rate once, by --lr or by --set lr=.")
         if not equals or name not in known:
-            raise ValueError(f"Expected --set NAME=VALUE with NAME among {', '.join(known)}, got {text!r}.")
+            raise ValueError(
+                f"Expected {option} NAME=VALUE with NAME among {', '.join(known)}, got {text!r}."
+            )
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -8,6 +8,7 @@ import typer
 from adamas.accounting import calibrate
 from adamas.cli.app import Json, app, print_json, shown_bound
 from adamas.cli.options import takes_run_options
+from adamas.graphs import calibrate as nodes_calibrate
 
 Rate = Annotated[float | None, typer.Option(help="Sampling rate; or give --batch-size and --dataset-size.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size.")]
@@ -16,6 +17,13 @@ Steps = Annotated[int | None, typer.Option(help="Number of steps; or give --epoc
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data, with the sizes.")]
 Noise = Annotated[float, typer.Option(help="Noise relative to the sensitivity.")]
 Budget = Annotated[float, typer.Option(help="Budget.")]
+
+Nodes = Annotated[int | None, typer.Option(help="For graphs: training nodes, with --max-degree.")]
+MaxDegree = Annotated[
+    int | None, typer.Option(help="For graphs: how many nodes receive the messages of a node.")
+]
+Hops = Annotated[int, typer.Option(help="For graphs: how many messages away a term reads.")]
+Sampling = Annotated[str, typer.Option(help="For graphs: poisson or fixed-size.")]
 
 _guaranteed = takes_run_options(only=["delta", "accountant"], delta=1e-5)
 
@@ -29,17 +37,21 @@ def epsilon_command(
     dataset_size: DatasetSize = None,
     steps: Steps = None,
     epochs: Epochs = None,
+    nodes: Nodes = None,
+    max_degree: MaxDegree = None,
+    hops: Hops = 1,
+    sampling: Sampling = "poisson",
     as_json: Json = False,
     **guarantee: Any,
 ) -> None:
     """Compute epsilon from noise multiplier, sampling rate and steps."""
+    kind, sampled = _sampled(sampling_rate, batch_size, dataset_size, nodes, max_degree, hops, sampling)
     given = {
         "noise_multiplier": noise_multiplier,
-        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
-        "steps": _steps(steps, epochs, batch_size, dataset_size),
+        "steps": _steps(steps, epochs, batch_size, dataset_size or nodes),
         **guarantee,
     }
-    _answer(as_json, given, epsilon=calibrate.epsilon(**given))
+    _answer(as_json, given | sampled, epsilon=kind.epsilon(**given, **sampled))
 
 
 @app.command("noise")
@@ -51,17 +63,21 @@ def noise_command(
     dataset_size: DatasetSize = None,
     steps: Steps = None,
     epochs: Epochs = None,
+    nodes: Nodes = None,
+    max_degree: MaxDegree = None,
+    hops: Hops = 1,
+    sampling: Sampling = "poisson",
     as_json: Json = False,
     **guarantee: Any,
 ) -> None:
     """Compute the noise multiplier for epsilon, sampling rate and steps."""
+    kind, sampled = _sampled(sampling_rate, batch_size, dataset_size, nodes, max_degree, hops, sampling)
     given = {
         "epsilon": epsilon,
-        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
-        "steps": _steps(steps, epochs, batch_size, dataset_size),
+        "steps": _steps(steps, epochs, batch_size, dataset_size or nodes),
         **guarantee,
     }
-    _answer(as_json, given, noise_multiplier=calibrate.noise_multiplier(**given))
+    _answer(as_json, given | sampled, noise_multiplier=kind.noise_multiplier(**given, **sampled))
 
 
 @app.command("steps")
@@ -72,6 +88,10 @@ def steps_command(
     sampling_rate: Rate = None,
     batch_size: BatchSize = None,
     dataset_size: DatasetSize = None,
+    nodes: Nodes = None,
+    max_degree: MaxDegree = None,
+    hops: Hops = 1,
+    sampling: Sampling = "poisson",
     as_json: Json = False,
     **guarantee: Any,
 ) -> None:
@@ -79,10 +99,28 @@ def steps_command(
     given = {
         "epsilon": epsilon,
         "noise_multiplier": noise_multiplier,
-        "sampling_rate": _rate(sampling_rate, batch_size, dataset_size),
         **guarantee,
     }
-    _answer(as_json, given, steps=calibrate.steps(**given))
+    kind, sampled = _sampled(sampling_rate, batch_size, dataset_size, nodes, max_degree, hops, sampling)
+    _answer(as_json, given | sampled, steps=kind.steps(**given, **sampled))
+
+
+def _sampled(
+    rate: float | None,
+    batch_size: int | None,
+    dataset_size: int | None,
+    nodes: int | None,
+    max_degree: int | None,
+    hops: int,
+    sampling: str,
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the calculator of plain records or of nodes, and how its batches are drawn."""
+    if nodes is None and max_degree is None:
+        return calibrate, {"sampling_rate": _rate(rate, batch_size, dataset_size)}
+    if nodes is None or max_degree is None or batch_size is None or rate or dataset_size:
+        raise ValueError("Expected --nodes, --max-degree and --batch-size together, and no other sizes.")
+    sizes = {"nodes": nodes, "batch_size": batch_size, "max_degree": max_degree, "hops": hops}
+    return nodes_calibrate, sizes | {"sampling": sampling}
 
 
 def _rate(rate: float | None, batch_size: int | None, dataset_size: int | None) -> float:
@@ -112,6 +150,11 @@ def _answer(as_json: bool, given: dict[str, Any], **answer: float) -> None:
     if as_json:
         print_json(answer | given)
         return
+    if "max_degree" in given:  # the papers count noise in another unit
+        z = (given | answer)["noise_multiplier"]
+        unit = nodes_calibrate.published_unit(given["max_degree"], given["hops"])
+        note = f"noise multiplier {z:g} clipping norms, {z / unit:g} in the papers' unit of {unit:g}"
+        print(note)
     for name, value in answer.items():
         # A noise multiplier has four decimals already; the others are bounds or whole.
         print(f"{name.replace('_', ' ')} {shown_bound(value) if name == 'epsilon' else _number(value)}")

@@ -12,10 +12,22 @@ from rich.console import Console
 from adamas import _validate
 from adamas.cli.app import DataName, Json, ModelName, app, assignments, print_json, shown_bound
 from adamas.cli.options import split_options, takes_run_options
-from adamas.data import VALIDATION
+from adamas.data import DATASETS, VALIDATION
+from adamas.models import MODELS
 from adamas.rules import RULES
 
 RuleName = Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")]
+_GIVEN = ("name", "input_shape", "classes")  # arguments that follow from other options
+DataOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE: an option of the data set, such as split=random.")
+]
+ModelOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE: an option of the model, such as hidden=64.")
+]
+MaxDegree = Annotated[
+    int | None, typer.Option(help="For graphs: how many nodes receive the messages of a node.")
+]
+Hops = Annotated[int | None, typer.Option(help="For graphs: how many messages away a term reads, 1 or 2.")]
 
 
 @app.command()
@@ -28,6 +40,10 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
+    data_option: DataOption = None,
+    model_option: ModelOption = None,
+    max_degree: MaxDegree = None,
+    hops: Hops = None,
     schedule: Annotated[
         str, typer.Option(help="Learning-rate schedule: constant, linear or cosine.")
     ] = "constant",
@@ -55,6 +71,7 @@ def train(
         model=model,
         rule=rule,
         rule_options=rule_options(rule, set_, lr),
+        **task_options(data, model, data_option, model_option, max_degree, hops),
         schedule=schedule,
         **held,
     )
@@ -99,6 +116,10 @@ def explain(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: an argument of the rule.")
     ] = None,
+    data_option: DataOption = None,
+    model_option: ModelOption = None,
+    max_degree: MaxDegree = None,
+    hops: Hops = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -110,6 +131,7 @@ def explain(
         model=model,
         rule=rule,
         rule_options=rule_options(rule, set_),
+        **task_options(data, model, data_option, model_option, max_degree, hops),
         noise_multiplier=1.0,
         delta=1e-5,
         steps=1,
@@ -121,6 +143,33 @@ def explain(
         print_json(asdict(explanation))
     else:
         print(explanation)
+
+
+def task_options(
+    data: str,
+    model: str,
+    data_options: list[str] | None,
+    model_options: list[str] | None,
+    max_degree: int | None,
+    hops: int | None,
+) -> dict[str, Any]:
+    """Parses options of data set and model; both of a graph know the number of hops."""
+    name = data.removesuffix(VALIDATION)
+    _validate.one_of(DATASETS, data=name)
+    _validate.one_of(MODELS, model=model)
+    made: dict[str, dict[str, Any]] = {}
+    for setting, factory, texts in (
+        ("data_options", DATASETS[name], data_options),
+        ("model_options", MODELS[model], model_options),
+    ):
+        known = [one for one in inspect.signature(factory).parameters if one not in _GIVEN]
+        made[setting] = assignments(known, texts or [], option=f"--{setting[:-1].replace('_', '-')}")
+        for option, value in (("max_degree", max_degree), ("hops", hops)):
+            if value is not None and option in known:
+                made[setting][option] = value
+    if max_degree is not None and "max_degree" not in made["data_options"]:
+        raise ValueError(f"Expected --max-degree for a graph only, and data={data!r} is none.")
+    return made
 
 
 def rule_options(rule: str, texts: list[str] | None, lr: float | None = None) -> dict[str, Any]:

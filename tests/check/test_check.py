@@ -21,6 +21,7 @@ def test_a_sound_run_passes_and_every_row_is_there():
     verdicts = {row.name: row.verdict for row in rows}
     absent = {
         "dropout per example",
+        "planted nodes",
         "frozen parameters",
         "unused parameters",
         "tied parameters",
