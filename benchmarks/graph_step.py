@@ -87,12 +87,12 @@ def measured(options):
     torch.set_num_threads(options.threads)
     steps = Steps(options)
     assert steps.run.engine == "bookkeeping", steps.run.engine
-    for _ in range(2):
-        steps.private(), steps.non_private()
     if options.alone:
         for _ in range(5):
             getattr(steps, options.alone)()
         return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    for _ in range(2):
+        steps.private(), steps.non_private()
     pairs = [(steps.private(), steps.non_private()) for _ in range(options.steps)]
     return {
         "private_seconds": statistics.median(a for a, _ in pairs),
@@ -133,7 +133,7 @@ def main():
             subprocess.run([*command, "--worker"], capture_output=True, text=True, check=True).stdout
         )
         found |= {f"{name}_peak_mib": peak(sizes, name, threads) for name in ("private", "non_private")}
-        name = f"{options.model}, {options.hops} hops, max_degree {options.max_degree}, {threads} threads"
+        name = f"{options.model}, {options.hops} hop{'s' * (options.hops > 1)}, max_degree {options.max_degree}, {threads} thread{'s' * (threads > 1)}"
         results[name] = found
         print(name, json.dumps(found, indent=1))
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
