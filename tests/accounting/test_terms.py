@@ -51,14 +51,13 @@ def test_the_number_of_changed_terms_is_distributed_as_scipy_says(size, batch, t
     assert found.sum() == pytest.approx(1, abs=1e-15)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.03, 0.1, 0.3])
 @pytest.mark.parametrize("sampling", [FIXED_SIZE, POISSON])
 @pytest.mark.parametrize("numbers", SMALL)
 def test_one_release_is_never_below_the_exact_delta_of_the_worst_pair(numbers, sampling, epsilon):
     one = event(*numbers, sampling)
     exact = worst_delta(one, epsilon)
-    if not 1e-90 < exact < 1:
-        pytest.skip("there is no such delta")
+    assert 1e-90 < exact < 1
     assert composed_epsilon([(one, 1)], exact, "pld", REMOVE) >= epsilon - 1e-9
 
 
@@ -80,6 +79,7 @@ def test_the_direct_bound_is_the_mean_of_gaussian_deltas(numbers, sampling):
         assert found >= mean * (1 - 1e-9) - 1e-15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [0, 1])
 @pytest.mark.parametrize("numbers", SMALL)
 def test_mixtures_of_gaussians_are_those_of_dp_accounting(numbers, direction):
@@ -151,6 +151,7 @@ def test_full_batches_cost_the_same_in_both_ways():
     assert costs[0] == pytest.approx(costs[1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_less_noise_is_more_costly_down_to_no_bound_at_all():
     costs = [
         composed_epsilon([(event(277, 50, 5, z, POISSON), 30)], 1e-4, "pld", REMOVE)

@@ -53,6 +53,7 @@ def test_batches_are_those_of_single_examples():
     assert all(torch.equal(a, b) for a, b in zip(at_once, one_by_one, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_neighbors_within_its_budget():
     graph = noisy_graph(2000, 3000)
     terms = NodeTerms(graph, max_degree=2, width=20)
