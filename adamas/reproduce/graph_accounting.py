@@ -6,6 +6,7 @@ K^r` is the number of terms that a node enters, K the largest degree and r the n
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,18 +30,14 @@ def renyi(
     return event.divergences(orders)
 
 
-def epsilon(
-    *,
-    noise_multiplier: float,
-    nodes: int,
-    batch_size: int,
-    max_degree: int,
-    steps: int,
-    delta: float,
-    hops: int = 1,
-    accountant: str = "rdp",
-) -> float:
+def epsilon(*, noise_multiplier: float, max_degree: int, hops: int = 1, **run: Any) -> float:
     """Computes the epsilon of a number of steps for one node.
+
+    Args:
+        noise_multiplier: Lambda: the noise in units of 2 N_r C.
+        max_degree: K.
+        hops: r.
+        run: Further arguments of `adamas.graphs.calibrate.epsilon`; the accountant is "rdp" unless given.
 
     Example:
         >>> from adamas.reproduce import graph_accounting
@@ -48,41 +45,16 @@ def epsilon(
         ...                                max_degree=7, steps=668, delta=1 / 909410), 2)
         11.99
     """
-    _validate.positive(noise_multiplier=noise_multiplier)
-    return calibrate.epsilon(
-        noise_multiplier=calibrate.published_unit(max_degree, hops) * noise_multiplier,
-        nodes=nodes,
-        batch_size=batch_size,
-        max_degree=max_degree,
-        steps=steps,
-        delta=delta,
-        hops=hops,
-        sampling=FIXED_SIZE,
-        accountant=accountant,
-    )
+    return calibrate.epsilon(**_converted(noise_multiplier, max_degree, hops, run))
 
 
-def steps(
-    *,
-    epsilon: float,
-    delta: float,
-    noise_multiplier: float,
-    nodes: int,
-    batch_size: int,
-    max_degree: int,
-    hops: int = 1,
-    accountant: str = "rdp",
-) -> int:
-    """Finds the largest number of steps whose epsilon is at most the target."""
+def steps(*, noise_multiplier: float, max_degree: int, hops: int = 1, **run: Any) -> int:
+    """Finds the largest number of steps whose epsilon is at most the target; see `epsilon`."""
+    return calibrate.steps(**_converted(noise_multiplier, max_degree, hops, run))
+
+
+def _converted(noise_multiplier: float, max_degree: int, hops: int, run: dict[str, Any]) -> dict[str, Any]:
     _validate.positive(noise_multiplier=noise_multiplier)
-    return calibrate.steps(
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=calibrate.published_unit(max_degree, hops) * noise_multiplier,
-        nodes=nodes,
-        batch_size=batch_size,
-        max_degree=max_degree,
-        hops=hops,
-        sampling=FIXED_SIZE,
-        accountant=accountant,
-    )
+    unit = calibrate.published_unit(max_degree, hops)
+    sizes = {"max_degree": max_degree, "hops": hops, "sampling": FIXED_SIZE}
+    return {"accountant": "rdp"} | run | sizes | {"noise_multiplier": unit * noise_multiplier}
