@@ -39,7 +39,17 @@ class TermSampler(Sampler):
         super().__init__(dataset_size, batch_size, seed)
         _validate.count(terms=terms)
         self._terms = min(terms, dataset_size)
-        self.relation, self.protects = relation, protects
+        self._relation, self._protects = relation, protects
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """What changes about a record."""
+        return self._relation
+
+    @property
+    def protects(self) -> str:  # type: ignore[override]
+        """The same in words."""
+        return self._protects
 
     @property
     def terms(self) -> int:

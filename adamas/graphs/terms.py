@@ -115,15 +115,22 @@ class NodeTerms(Neighborhoods):
             _validate.count(width=width)
         _validate.one_of(CHOICES, edges=edges)
         _validate.one_of(RELATIONS, relation=relation)
-        self.max_degree, self.hops, self.relation = max_degree, hops, relation
-        self.inductive, self.max_in_degree = inductive, max_in_degree
-        self._seed, self._choice = seed, edges
+        self._options: dict[str, Any] = {
+            "max_degree": max_degree,
+            "hops": hops,
+            "seed": seed,
+            "width": width or max_degree,
+            "edges": edges,
+            "inductive": inductive,
+            "relation": relation,
+            "max_in_degree": max_in_degree,
+        }
+        self._protected = _protected(max_degree, hops, relation, max_in_degree)
         usable = _usable(graph, hops, inductive)
         if max_in_degree is not None:
             _check_in_degrees(usable, max_in_degree, relation, edges)
-        self.kept_edges = bounded_edges(usable, max_degree, seed, edges)
-        """The edges that terms read, (2, E)."""
-        trees = Trees(self.kept_edges, graph.nodes, width or max_degree, hops)
+        self._kept_edges = bounded_edges(usable, max_degree, seed, edges)
+        trees = Trees(self._kept_edges, graph.nodes, width or max_degree, hops)
         super().__init__(graph, graph.train_nodes, trees)
         if self.terms_per_node > MOST_TERMS:
             raise ValueError(
@@ -145,17 +152,7 @@ class NodeTerms(Neighborhoods):
 
     def on(self, graph: Graph) -> "NodeTerms":
         """Returns the same of another graph, with the same coins."""
-        return NodeTerms(
-            graph,
-            max_degree=self.max_degree,
-            hops=self.hops,
-            seed=self._seed,
-            width=self.width,
-            edges=self._choice,
-            inductive=self.inductive,
-            relation=self.relation,
-            max_in_degree=self.max_in_degree,
-        )
+        return NodeTerms(graph, **self._options)
 
     @property
     def graph(self) -> Graph:
@@ -163,33 +160,24 @@ class NodeTerms(Neighborhoods):
         return self._graph
 
     @property
-    def width(self) -> int:
-        """How many messages a node reads at most."""
-        return self._trees.width
+    def kept_edges(self) -> Tensor:
+        """The edges that terms read, (2, E)."""
+        return self._kept_edges
 
     @property
     def published_terms(self) -> int:
         """N_r: how many terms the messages of a node reach, its own term included."""
-        return terms_reached(self.max_degree, self.hops)
+        return terms_reached(self._options["max_degree"], self._options["hops"])
 
     @property
     def terms_per_node(self) -> int:
         """How many terms one node changes at most, under the relation."""
-        terms = self.published_terms
-        if self.relation == "replace":
-            terms = 2 * terms - 1
-        elif self.max_in_degree is not None:
-            terms += self.max_in_degree * terms_reached(self.max_degree, self.hops - 1)
-        return terms
+        return self._protected[0]
 
     @property
     def protects(self) -> str:
         """What the guarantee is about, in words."""
-        if self.relation == "replace":
-            return "replacing one node: its features, its label and its list of edges"
-        if self.max_in_degree is not None:
-            return "removing one node: its features, its label, its edges and the edges to it"
-        return "removing one node: its features, its label and its list of edges"
+        return self._protected[1]
 
     def sampler(self, sampling: str, batch_size: int, seed: Seed | int | None = None) -> TermSampler:
         """Makes the sampler that draws batches of these terms, and accounts for them.
@@ -209,7 +197,7 @@ class NodeTerms(Neighborhoods):
             batch_size,
             seed,
             terms=self.terms_per_node,
-            relation=RELATIONS[self.relation],
+            relation=RELATIONS[self._options["relation"]],
             protects=self.protects,
         )
 
@@ -253,14 +241,15 @@ class NodeTerms(Neighborhoods):
                 )
         elif neighbors == "none":
             edges = edges[:, :0]
-        kept = bounded_edges(edges, self._graph.nodes, self._seed)
-        trees = Trees(kept, self._graph.nodes, self.width if width is None else width, self.hops)
+        kept = bounded_edges(edges, self._graph.nodes, self._options["seed"])
+        trees = Trees(kept, self._graph.nodes, width or self._options["width"], self._options["hops"])
         return Neighborhoods(self._graph, nodes, trees)
 
     def __repr__(self) -> str:
         return (
-            f"NodeTerms({len(self)} training nodes of {self._graph.nodes}, max_degree={self.max_degree}, "
-            f"hops={self.hops}, a node changes up to {self.terms_per_node} terms)"
+            f"NodeTerms({len(self)} training nodes of {self._graph.nodes}, "
+            f"max_degree={self._options['max_degree']}, hops={self._options['hops']}, a node changes up to "
+            f"{self.terms_per_node} terms)"
         )
 
 
@@ -268,6 +257,17 @@ def terms_reached(max_degree: int, hops: int) -> int:
     """Returns N_r: how many terms a node enters, its own included."""
     _validate.count(max_degree=max_degree)
     return sum(max_degree**hop for hop in range(hops + 1))
+
+
+def _protected(max_degree: int, hops: int, relation: str, max_in_degree: int | None) -> tuple[int, str]:
+    """Returns how many terms one node changes at most, and what about the node."""
+    terms = terms_reached(max_degree, hops)
+    if relation == "replace":
+        return 2 * terms - 1, "replacing one node: its features, its label and its list of edges"
+    if max_in_degree is not None:
+        terms += max_in_degree * terms_reached(max_degree, hops - 1)
+        return terms, "removing one node: its features, its label, its edges and the edges to it"
+    return terms, "removing one node: its features, its label and its list of edges"
 
 
 def _usable(graph: Graph, hops: int, inductive: bool) -> Tensor:

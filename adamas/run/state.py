@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from adamas.accounting import Plan
+from adamas.graphs.samplers import TermSampler
 from adamas.loading import Loader
 from adamas.noise import Noise
 from adamas.sampling import Shuffled, TruncatedPoisson
@@ -53,6 +54,9 @@ def settings_of(run: Stateful, plan: Plan) -> dict[str, Any]:
         "dataset_size": sampler.dataset_size,
         "batch_size": sampler.batch_size,
         "max_batch_size": sampler.max_batch_size if isinstance(sampler, TruncatedPoisson) else None,
+        **(
+            {"terms": sampler.terms, "protects": sampler.protects} if isinstance(sampler, TermSampler) else {}
+        ),
         "clip_norm": run.clip_norm,
         "delta": run.delta,
         "rule": type(run.rule).__name__,

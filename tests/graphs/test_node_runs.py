@@ -174,3 +174,26 @@ def test_audits_plant_nodes(monkeypatch):
     naive = make_run()
     list(naive)
     assert naive.epsilon() < honest.lower_bound
+
+
+@pytest.mark.parametrize("name", ["terms_per_node", "protects", "kept_edges", "graph", "published_terms"])
+def test_what_the_guarantee_rests_on_cannot_be_set(name):
+    terms = NodeTerms(noisy_graph(), max_degree=3)
+    with pytest.raises(AttributeError):
+        setattr(terms, name, 1)
+
+
+@pytest.mark.parametrize("name", ["terms", "relation", "protects", "batch_size"])
+def test_what_a_sampler_accounts_for_cannot_be_set(name):
+    sampler = NodeTerms(noisy_graph(), max_degree=3).sampler("poisson", 40, 0)
+    with pytest.raises(AttributeError):
+        setattr(sampler, name, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"max_degree": 2}, "terms"), ({"max_degree": 3, "max_in_degree": 30}, "terms")]
+)
+def test_a_run_does_not_continue_with_terms_that_count_otherwise(options, name):
+    state = node_run().state_dict()
+    with pytest.raises(ValueError, match=f"a state with {name}="):
+        node_run(NodeTerms(noisy_graph(), **options)).load_state_dict(state)
