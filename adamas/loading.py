@@ -5,6 +5,7 @@ the step and the micro-batch. So augmentation is the same in this process, in an
 run.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -48,6 +49,14 @@ def loads_rows(dataset: Dataset[Any]) -> bool:
     if isinstance(dataset, Rows):
         return type(dataset).__module__.partition(".")[0] == __name__.partition(".")[0]
     return type(dataset) is TensorDataset
+
+
+def _rows(dataset: Any, places: Tensor) -> tuple[Tensor, ...]:
+    """Loads rows by the method of the class, which an attribute of the data set does not replace."""
+    rows: tuple[Tensor, ...] = (
+        type(dataset).rows(dataset, places) if isinstance(dataset, Rows) else dataset[places]
+    )
+    return rows
 
 
 class Batch:
@@ -134,7 +143,7 @@ class Loader:
         if micro_batch_size is not None:
             _validate.count(micro_batch_size=micro_batch_size)
         _validate.whole(num_workers=num_workers)
-        self.dataset = dataset
+        self._dataset = dataset
         self.sampler = sampler
         self.collate_fn = collate_fn
         self.micro_batch_size = micro_batch_size
@@ -144,6 +153,17 @@ class Loader:
         self.compares = True
         """Whether collate_fn is compared with what it makes of single examples, in every batch."""
         self._apart: Apart | None = None
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The data set. Another one would not be what the sampler accounts for."""
+        return self._dataset
+
+    def on(self, dataset: Dataset[Any]) -> "Loader":
+        """Returns a loader of another data set, for replays, which release nothing."""
+        other = copy.copy(self)
+        other._dataset = dataset
+        return other
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
         """Yields the logical batches of steps `first` to `end` - 1. The caller may stop early."""
@@ -171,7 +191,7 @@ class Loader:
     def fetch(self, indices: np.ndarray) -> Any:
         """Loads and collates these examples in this process."""
         if loads_rows(self.dataset) and self.collate_fn is None:
-            return list(self.dataset[torch.from_numpy(indices)])  # the same as default_collate, at once
+            return list(_rows(self.dataset, torch.from_numpy(indices)))  # as default_collate, at once
         return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
 
     def load(self, indices: np.ndarray, state: int) -> Any:

@@ -49,7 +49,9 @@ Collate = Callable[[list[Any]], Any]
 class _Loads(Protocol):
     """The part of a loader that the check needs."""
 
-    dataset: Any
+    @property
+    def dataset(self) -> Any:
+        """The data set."""
 
     def compared(self) -> "Apart | None":
         """Returns the collate_fn, which compares each batch."""

@@ -223,8 +223,8 @@ def _require_support(accountant: str, relation: NeighboringRelation, entries: En
     for event, _ in entries:
         if not supports(accountant, event, relation):
             raise UnsupportedError(
-                f"accountant={accountant!r} has no bound for {event}. Use accountant='pld', or "
-                "sampling='poisson'."
+                f"accountant={accountant!r} has no bound for {event} under the relation {relation.name}. Use "
+                "accountant='pld', or sampling='poisson'."
             )
 
 

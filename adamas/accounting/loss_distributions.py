@@ -14,7 +14,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-from scipy.special import log_ndtr, ndtr, ndtri_exp
+from scipy.special import log_ndtr, logsumexp, ndtr, ndtri_exp
 
 from adamas.accounting.terms import SampledTermsDpEvent
 
@@ -161,12 +161,10 @@ def _of_mixture(
     def deltas_at(epsilons: np.ndarray) -> np.ndarray:
         x = _outcomes(-epsilons if more else epsilons, centers, weights)
         side = x if more else -x
-        mixed = (weights * ndtr(side[:, None] + (-centers if more else centers))).sum(1)
-        alone = ndtr(side)
-        with np.errstate(over="ignore", invalid="ignore"):
-            deltas = (alone - np.exp(epsilons) * mixed) if more else (mixed - np.exp(epsilons) * alone)
-        # Where alone or mixed is 0, the other one is 0 or small as well.
-        clipped: np.ndarray = np.nan_to_num(deltas, nan=0.0, posinf=0.0, neginf=0.0).clip(0.0, 1.0)
+        mixed = logsumexp(log_ndtr(side[:, None] + (-centers if more else centers)), b=weights, axis=1)
+        alone = log_ndtr(side)
+        above, below = (alone, mixed) if more else (mixed, alone)
+        clipped: np.ndarray = (np.exp(above) - np.exp(np.minimum(epsilons + below, above))).clip(0.0, 1.0)
         return clipped
 
     lowest, highest = (-reached[1], -reached[0]) if more else (reached[0], reached[1])

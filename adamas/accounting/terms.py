@@ -82,6 +82,9 @@ class SampledTermsDpEvent(dp_accounting.DpEvent):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         _validate.count(dataset_size=self.dataset_size, batch_size=self.batch_size, terms=self.terms)
+        _validate.positive(noise_multiplier=self.noise_multiplier)
+        for name in ("dataset_size", "batch_size", "terms"):  # products of NumPy's numbers overflow
+            object.__setattr__(self, name, int(getattr(self, name)))
         _validate.one_of((FIXED_SIZE, POISSON), sampling=self.sampling)
         if self.terms > MOST_TERMS:
             raise ValueError(f"Expected terms={self.terms} <= {MOST_TERMS}.")

@@ -1,6 +1,5 @@
 """Shared by all checks: a row of the table, and the runs that are replayed."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -80,9 +79,7 @@ class Replay:
         run = fresh_run(self._make_run)
         if loads_rows(run.loader.dataset):
             return run
-        loader = copy.copy(run.loader)
-        loader.dataset = _Kept(loader.dataset)
-        return run._replaced(loader=loader)
+        return run._replaced(loader=run.loader.on(_Kept(run.loader.dataset)))
 
     @cached_property
     def still(self) -> PrivateRun:

@@ -1,6 +1,5 @@
 """Records which examples the run's loader really loads, step by step."""
 
-import copy
 import time
 from itertools import islice
 
@@ -25,9 +24,9 @@ def loaded_batches(run: PrivateRun) -> list[np.ndarray]:
     A copy of the loader loads places instead of examples. Each share of a data-parallel run is loaded here,
     one after the other.
     """
-    loader, sampler = copy.copy(run.loader), run.loader.sampler
-    n = dataset_length(loader.dataset)
-    loader.dataset, loader.collate_fn, loader.device = TensorDataset(torch.arange(n)), None, None
+    sampler, n = run.loader.sampler, dataset_length(run.loader.dataset)
+    loader = run.loader.on(TensorDataset(torch.arange(n)))
+    loader.collate_fn, loader.device = None, None
     workers, loader.num_workers = loader.num_workers, 0
     steps = min(max(_LEAST_BATCHES, -(-_LEAST_DRAWN // sampler.batch_size)), _MOST_BATCHES)
     if isinstance(sampler, Shuffled):

@@ -1,7 +1,5 @@
 """Plants another record of a node in the graph of a run, and sees how much of a release it moves."""
 
-import copy
-
 import torch
 from torch import Tensor
 
@@ -57,16 +55,17 @@ def _changed(before: NodeTerms, after: NodeTerms) -> list[int]:
     found = []
     for start in range(0, len(before), 1000):
         pairs = zip(before[start : start + 1000], after[start : start + 1000], strict=True)
-        differs = torch.stack([(a != b).reshape(len(a), -1).any(1) for a, b in pairs]).any(0)
+        # NaN equals NaN.
+        differs = torch.stack(
+            [((a != b) & ((a == a) | (b == b))).reshape(len(a), -1).any(1) for a, b in pairs]
+        ).any(0)
         found += (start + differs.nonzero().flatten()).tolist()
     return found
 
 
 def _sum(run: PrivateRun, terms: NodeTerms, places: list[int]) -> Tensor:
     """Returns the whitened sum of some terms of a data set."""
-    loader = copy.copy(run.loader)
-    loader.dataset = terms
-    other = run._replaced(loader=loader)
+    other = run._replaced(loader=run.loader.on(terms))
     return joined(
         whitened_sums(other, release_of(other, places, max(0, other.steps_done - 1)), other.geometry())
     )

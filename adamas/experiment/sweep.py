@@ -88,6 +88,11 @@ def sweep(
             f"Expected data={settings.data + VALIDATION!r}: candidates are compared on examples that are "
             "held out, and the test set is for the one that is chosen."
         )
+    if settings.data_options.get("neighbors") == "all":
+        raise ValueError(
+            "Expected data_options without neighbors='all': candidates would be compared by predictions that "
+            "read training nodes, which no budget pays for."
+        )
     if not tried or not all(tried.values()):
         raise ValueError("Expected values to try, such as lr=0.001,0.01.")
     if selection == "all" and mean_runs is not None:

@@ -37,6 +37,15 @@ class Graph:
         for name in ("features", "labels", "edges", "train"):
             if not isinstance(getattr(self, name), Tensor):
                 raise TypeError(f"Expected {name} to be a tensor, got {type(getattr(self, name)).__name__}.")
+        for name in ("features", "labels", "edges", "train"):
+            value = getattr(self, name)
+            if value.layout != torch.strided:
+                raise ValueError(f"Expected {name} to be a dense tensor. Convert it with .to_dense().")
+            if value.device.type != "cpu":
+                raise ValueError(
+                    f"Expected {name} on the device cpu, got {value.device}. Move the graph with .cpu(): "
+                    "batches are moved to the model's device."
+                )
         if self.features.dim() != 2 or not self.features.is_floating_point():
             raise ValueError(
                 f"Expected features of shape (nodes, features) with floating-point numbers, got "
@@ -55,6 +64,12 @@ class Graph:
             )
         if not bool(self.train.any()):
             raise ValueError("Expected train to be True for one node at least: there is no training node.")
+        if int(self.labels[self.train].min()) < 0:
+            node = int((self.train & (self.labels < 0)).nonzero()[0])
+            raise ValueError(
+                f"Expected a label >= 0 for each training node, but node {node} has "
+                f"{int(self.labels[node])}. Leave nodes without a label out of train."
+            )
         if self.edges.dim() != 2 or len(self.edges) != 2 or self.edges.dtype != torch.int64:
             raise ValueError(
                 f"Expected edges of shape (2, edges) with whole numbers (int64), got "
@@ -67,6 +82,7 @@ class Graph:
                 f"Expected edges between the nodes 0 to {n - 1}, but edges[:, {place}] is "
                 f"{self.edges[:, place].tolist()}. Remove edges to nodes that do not exist."
             )
+        object.__setattr__(self, "train", self.train.clone())  # who is private does not change later
 
     @property
     def nodes(self) -> int:

@@ -1,47 +1,91 @@
-"""Refuses graphs that would be trained on as if their nodes were independent records."""
+"""Refuses graphs that would be trained on as if their nodes were independent records.
 
+Looks through attributes, containers, closures and methods of data set, model and loss. Tensors that were
+read from terms are known by a mark. Plain tensors of features and edges are not: nothing tells them apart.
+"""
+
+import functools
 from collections.abc import Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from adamas.graphs.graph import Graph
-from adamas.graphs.terms import Neighborhoods, NodeTerms
+from adamas.graphs.terms import MARK, Neighborhoods, NodeTerms
 
 _REMEDY = (
     "one node is then in several examples, and its privacy is not that of a record. Pass NodeTerms(graph, "
     "max_degree=...) of adamas.graphs as it is: NodeTerms.from_pyg(data, ...) for PyTorch Geometric, "
     "NodeTerms.from_edges(...) for tensors."
 )
-_DEPTH, _ITEMS = 4, 100
+_ITEMS, _OBJECTS = 100, 10_000
+_PLAIN = (str, bytes, int, float, complex, type(None), CodeType, ModuleType, range)
 
 
-def check_no_graph(dataset: object) -> None:
-    """Raises for a graph, and for a data set that holds one or wraps `NodeTerms`."""
-    if type(dataset) is NodeTerms:
-        return
-    for found in _held(dataset, _DEPTH):
-        if isinstance(found, Graph | Neighborhoods) or _is_of_pyg(found):
-            where = "" if found is dataset else f" that holds a {type(found).__name__}"
-            raise TypeError(
-                f"Expected dataset to have one example for each record, got a "
-                f"{type(dataset).__name__}{where}: {_REMEDY}"
-            )
+def check_no_graph(dataset: object, model: object, loss: object) -> None:
+    """Raises for a graph, and for anything that holds one or wraps `NodeTerms`."""
+    given = {"model": model, "loss": loss}
+    if type(dataset) is not NodeTerms:
+        given["dataset"] = dataset
+    for name, value in given.items():
+        for found in _held(value):
+            if isinstance(found, Graph | Neighborhoods) or _is_of_pyg(found) or hasattr(found, MARK):
+                where = "" if found is value else f" that holds a {type(found).__name__} of a graph"
+                raise TypeError(
+                    f"Expected {name} without a graph, got a {type(value).__name__}{where}: {_REMEDY}"
+                )
 
 
 def _is_of_pyg(value: object) -> bool:
-    return any(one.__module__.startswith("torch_geometric.") for one in type(value).__mro__)
+    """Tells whether an object is a graph of PyTorch Geometric; its layers are no graphs."""
+    return any(one.__module__.startswith("torch_geometric.data.") for one in type(value).__mro__)
 
 
-def _held(value: Any, depth: int) -> Iterator[Any]:
-    """Yields an object and the objects in its attributes and containers, to a depth."""
-    yield value
-    if depth == 0:
-        return
-    inner = list(value.values()) if isinstance(value, dict) else []
-    if isinstance(value, list | tuple):
-        inner += value[:_ITEMS]
-    elif type(value).__module__ != "builtins":
-        attributes = getattr(value, "__dict__", None)
-        inner += list(attributes.values()) if isinstance(attributes, dict) else []
-    for one in inner[:_ITEMS]:
-        if not isinstance(one, str | bytes | int | float | complex | type(None)):
-            yield from _held(one, depth - 1)
+def _held(value: object) -> Iterator[object]:
+    """Yields an object and the objects that it reaches, each once."""
+    seen: set[int] = set()
+    left = [value]
+    while left and len(seen) < _OBJECTS:
+        one = left.pop()
+        if isinstance(one, _PLAIN) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        left += _reached(one)
+
+
+def _reached(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return []
+    if isinstance(value, dict):
+        return list(value.values())[:_ITEMS]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)[:_ITEMS]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        globals_ = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*cells, *(value.__defaults__ or ()), *globals_]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, type):
+        return []
+    own = getattr(value, "__dict__", None)
+    reached = list(own.values()) if isinstance(own, dict) else []
+    for kind in type(value).__mro__:
+        if kind.__module__.partition(".")[0] in ("builtins", "torch", "adamas", "typing", "abc", "numpy"):
+            continue
+        names = vars(kind).get("__slots__", ())
+        reached += [getattr(value, name, None) for name in ([names] if isinstance(names, str) else names)]
+        reached += [one for name, one in vars(kind).items() if not name.startswith("__") or callable(one)]
+    call = getattr(value, "__call__", None)  # noqa: B004
+    return [*reached, call] if isinstance(call, MethodType) and not isinstance(value, type) else reached
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

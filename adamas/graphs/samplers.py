@@ -1,6 +1,7 @@
 """Samplers of terms: they draw as `adamas.sampling` does, and know how many terms one node changes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -22,9 +23,10 @@ class TermSampler(Sampler):
         terms: The largest number of terms that one record changes.
         relation: What changes about a record.
         protects: The same in words.
+        made_with: What the terms were made with: a run that continues must have the same.
     """
 
-    sampling: str
+    _SAMPLING: str
 
     def __init__(
         self,
@@ -35,11 +37,13 @@ class TermSampler(Sampler):
         terms: int,
         relation: NeighboringRelation,
         protects: str,
+        made_with: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(dataset_size, batch_size, seed)
         _validate.count(terms=terms)
-        self._terms = min(terms, dataset_size)
+        self._terms = min(int(terms), self.dataset_size)
         self._relation, self._protects = relation, protects
+        self._made_with = dict(made_with or {})
 
     @property
     def relation(self) -> NeighboringRelation:
@@ -50,6 +54,16 @@ class TermSampler(Sampler):
     def protects(self) -> str:  # type: ignore[override]
         """The same in words."""
         return self._protects
+
+    @property
+    def sampling(self) -> str:
+        """How terms are drawn: `POISSON` or `FIXED_SIZE`."""
+        return self._SAMPLING
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """What the terms were made with."""
+        return dict(self._made_with)
 
     @property
     def terms(self) -> int:
@@ -68,14 +82,14 @@ class TermSampler(Sampler):
 class PoissonTerms(TermSampler):
     """Each term joins each batch independently, with probability batch_size/N."""
 
-    sampling = POISSON
+    _SAMPLING = POISSON
     indices = Poisson.indices
 
 
 class FixedSizeTerms(TermSampler):
     """Each batch has `batch_size` terms, drawn without replacement, as Daigavane et al. (2021) do."""
 
-    sampling = FIXED_SIZE
+    _SAMPLING = FIXED_SIZE
 
     def indices(self, step: int) -> Draw:
         """See `Sampler.indices`."""

@@ -18,6 +18,9 @@ from adamas.loading import Rows
 RELATIONS = {"remove": NeighboringRelation.REPLACE_SPECIAL, "replace": NeighboringRelation.REPLACE_ONE}
 """What may happen to a node, by name."""
 
+MARK = "_adamas_terms"
+"""An attribute of features that were read from terms, by which plain examples made of them are refused."""
+
 NEIGHBORS = ("held-out", "none", "all")
 """Whose features a prediction may read, by name."""
 
@@ -41,6 +44,12 @@ class Neighborhoods(Rows):
         """Gathers features (B, n, F), mask (B, n) and labels (B,) of the nodes at these places."""
         nodes = self._nodes[places]
         return (*gathered(self._graph.features, self._trees.nodes_of(nodes)), self._graph.labels[nodes])
+
+    def __getitem__(self, place: int | slice | Tensor) -> tuple[Tensor, ...]:
+        """See `Rows`. The features remember that they are those of terms."""
+        values = super().__getitem__(place)
+        setattr(values[0], MARK, True)
+        return values
 
     @property
     def nodes(self) -> Tensor:
@@ -108,18 +117,22 @@ class NodeTerms(Neighborhoods):
         max_in_degree: int | None = None,
     ) -> None:
         _check_graph(graph)
-        _validate.count(max_degree=max_degree)
+        _validate.count(max_degree=max_degree, hops=hops, **({} if width is None else {"width": width}))
         if hops not in (1, 2):
             raise ValueError(f"Expected hops={hops!r} to be 1 or 2.")
-        if width is not None:
-            _validate.count(width=width)
+        if not isinstance(inductive, bool):
+            raise TypeError(f"Expected inductive={inductive!r} to be True or False.")
+        max_degree, hops, width = int(max_degree), int(hops), int(width or max_degree)
+        if max_in_degree is not None:
+            _validate.count(max_in_degree=max_in_degree)
+            max_in_degree = int(max_in_degree)
         _validate.one_of(CHOICES, edges=edges)
         _validate.one_of(RELATIONS, relation=relation)
         self._options: dict[str, Any] = {
             "max_degree": max_degree,
             "hops": hops,
             "seed": seed,
-            "width": width or max_degree,
+            "width": width,
             "edges": edges,
             "inductive": inductive,
             "relation": relation,
@@ -130,7 +143,7 @@ class NodeTerms(Neighborhoods):
         if max_in_degree is not None:
             _check_in_degrees(usable, max_in_degree, relation, edges)
         self._kept_edges = bounded_edges(usable, max_degree, seed, edges)
-        trees = Trees(self._kept_edges, graph.nodes, width or max_degree, hops)
+        trees = Trees(self._kept_edges, graph.nodes, width, hops)
         super().__init__(graph, graph.train_nodes, trees)
         if self.terms_per_node > MOST_TERMS:
             raise ValueError(
@@ -170,6 +183,11 @@ class NodeTerms(Neighborhoods):
         return terms_reached(self._options["max_degree"], self._options["hops"])
 
     @property
+    def protected_nodes(self) -> int:
+        """Number of nodes whose records terms read."""
+        return len(self) if self._options["inductive"] else self._graph.nodes
+
+    @property
     def terms_per_node(self) -> int:
         """How many terms one node changes at most, under the relation."""
         return self._protected[0]
@@ -199,6 +217,7 @@ class NodeTerms(Neighborhoods):
             terms=self.terms_per_node,
             relation=RELATIONS[self._options["relation"]],
             protects=self.protects,
+            made_with=self._options,
         )
 
     def noise_multiplier(self, published: float) -> float:
@@ -229,6 +248,8 @@ class NodeTerms(Neighborhoods):
             width: How many messages a node reads at most; None takes that of training.
         """
         _validate.one_of(NEIGHBORS, neighbors=neighbors)
+        if width is not None:
+            _validate.count(width=width)
         nodes = _numbers(nodes, self._graph.nodes)
         edges = unique_edges(self._graph.edges, self._graph.nodes)
         if neighbors == "held-out":
@@ -256,7 +277,7 @@ class NodeTerms(Neighborhoods):
 def terms_reached(max_degree: int, hops: int) -> int:
     """Returns N_r: how many terms a node enters, its own included."""
     _validate.count(max_degree=max_degree)
-    return sum(max_degree**hop for hop in range(hops + 1))
+    return sum(int(max_degree) ** hop for hop in range(hops + 1))
 
 
 def _protected(max_degree: int, hops: int, relation: str, max_in_degree: int | None) -> tuple[int, str]:
@@ -294,7 +315,6 @@ def _check_graph(graph: object) -> None:
 
 
 def _check_in_degrees(edges: Tensor, largest: int, relation: str, choice: str) -> None:
-    _validate.count(max_in_degree=largest)
     if choice != "uniform":
         raise ValueError(
             f"Expected edges='uniform' with max_in_degree, got {choice!r}, where one edge less on a list "
@@ -313,6 +333,8 @@ def _check_in_degrees(edges: Tensor, largest: int, relation: str, choice: str) -
 
 
 def _numbers(nodes: Tensor, count: int) -> Tensor:
+    if not isinstance(nodes, Tensor):
+        raise TypeError(f"Expected nodes to be a tensor, got {type(nodes).__name__}.")
     if nodes.dtype == torch.bool:
         if tuple(nodes.shape) != (count,):
             raise ValueError(

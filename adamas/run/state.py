@@ -54,9 +54,7 @@ def settings_of(run: Stateful, plan: Plan) -> dict[str, Any]:
         "dataset_size": sampler.dataset_size,
         "batch_size": sampler.batch_size,
         "max_batch_size": sampler.max_batch_size if isinstance(sampler, TruncatedPoisson) else None,
-        **(
-            {"terms": sampler.terms, "protects": sampler.protects} if isinstance(sampler, TermSampler) else {}
-        ),
+        **(_terms(sampler) if isinstance(sampler, TermSampler) else {}),
         "clip_norm": run.clip_norm,
         "delta": run.delta,
         "rule": type(run.rule).__name__,
@@ -65,6 +63,10 @@ def settings_of(run: Stateful, plan: Plan) -> dict[str, Any]:
         "raw": run.raw,
         **asdict(plan),
     }
+
+
+def _terms(sampler: TermSampler) -> dict[str, Any]:
+    return {"terms": sampler.terms, "protects": sampler.protects, "terms made with": sampler.made_with}
 
 
 def state_of(run: Stateful, plan: Plan, spending: dict[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def validated(
     """Checks the arguments of `make_private` against one another."""
     ranks = Ranks.of(options.distributed)
     _check_types(model, rule, loss)
-    check_no_graph(dataset)
-    n = dataset_length(dataset)
+    check_no_graph(dataset, model, loss)
+    n = dataset.protected_nodes if isinstance(dataset, NodeTerms) else dataset_length(dataset)
     if options.delta >= 1 / n and not options.allow_large_delta:
         raise ValueError(
             f"Expected delta={options.delta!r} < 1/N = {1 / n:.3g} for N = {n} examples: with more, "

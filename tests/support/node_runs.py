@@ -45,3 +45,9 @@ def node_run(terms=None, rule=rules.AdamBC, **options):
     return adamas.make_private(
         model, rule(model.parameters()), terms, loss, progress=False, **given | options
     )
+
+
+def node_run_of_rank(rank, odd):
+    """Makes a data-parallel run with other terms on rank 1, and returns the number of terms of a node."""
+    terms = NodeTerms(noisy_graph(), **{"max_degree": 3} | (odd if rank else {}))
+    return node_run(terms, distributed=True).loader.sampler.terms
