@@ -1,8 +1,8 @@
 r"""Privacy of a record that takes part in a sum through several terms, such as a node of a graph.
 
 A release sums the clipped gradients of a batch of terms, each of norm 1 at most, and adds Gaussian noise of
-standard deviation :math:`z`. Changing the record changes at most :math:`M` of the :math:`N` terms, always the
-same ones. :math:`\rho` of them are in the batch:
+standard deviation :math:`z`. Changing the record changes at most :math:`M` of the :math:`N` terms, the
+same ones in all releases on one batch. :math:`\rho` of them are in the batch:
 
 .. math::
     \rho &\sim \mathrm{Hypergeometric}(N, M, B) \text{ for batches of } B \text{ terms, or }

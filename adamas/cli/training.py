@@ -166,7 +166,15 @@ def task_options(
         made[setting] = assignments(known, texts or [], option=f"--{setting[:-1].replace('_', '-')}")
         for option, value in (("max_degree", max_degree), ("hops", hops)):
             if value is not None and option in known:
+                if option in made[setting]:
+                    flag = f"--{option.replace('_', '-')}"
+                    raise ValueError(f"Expected {option} once, by {flag} or as an option, got both.")
                 made[setting][option] = value
+    read, reached = (made[setting].get("hops", 1) for setting in ("data_options", "model_options"))
+    if "max_degree" in made["data_options"] and model != "node-mlp" and read != reached:
+        raise ValueError(
+            f"Expected data and model with the same hops, got {read} and {reached}. Give --hops for both."
+        )
     if max_degree is not None and "max_degree" not in made["data_options"]:
         raise ValueError(f"Expected --max-degree for a graph only, and data={data!r} is none.")
     return made

@@ -54,6 +54,11 @@ def test_hops_reach_data_and_model(small, tmp_path, capsys):
     assert settings["model_options"] == {"hidden": 8, "hops": 2}
 
 
+def test_a_result_says_that_predictions_read_training_nodes(small, tmp_path, capsys):
+    options = ["--max-degree", "3", "--data-option", "neighbors=all", "--out", tmp_path / "run"]
+    assert "read training nodes without noise" in answer_of(capsys, *TRAIN, *options)["privacy"]
+
+
 def test_a_model_that_ignores_the_graph_trains_on_plain_nodes(small, tmp_path, capsys):
     arguments = [word if word != "gcn" else "node-mlp" for word in TRAIN]
     result = answer_of(capsys, *arguments, "--out", tmp_path / "run")
@@ -65,6 +70,14 @@ def test_a_model_that_ignores_the_graph_trains_on_plain_nodes(small, tmp_path, c
     [
         (["train", "--data", "digits", "--max-degree", "3"], "--max-degree for a graph only"),
         (["train", "--data", "pubmed", "--data-option", "depth=3"], "--data-option NAME=VALUE"),
+        (
+            ["train", "--data", "pubmed", "--max-degree", "3", "--data-option", "max_degree=4"],
+            "max_degree once",
+        ),
+        (
+            ["train", "--data", "pubmed", "--model", "gcn", "--max-degree", "3", "--data-option", "hops=2"],
+            "the same hops, got 2 and 1",
+        ),
         (["train", "--model-option", "depth=3"], "--model-option NAME=VALUE"),
         (["epsilon", "--noise-multiplier", "1", "--nodes", "10", "--steps", "1"], "--nodes, --max-degree"),
         (["noise", "--epsilon", "1", "--max-degree", "3", "--steps", "1"], "--nodes, --max-degree"),

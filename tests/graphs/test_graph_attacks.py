@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import adamas
-from adamas import data, rules
+from adamas import DataLedger, data, rules
 from adamas.accounting.composition import composed_epsilon
 from adamas.accounting.terms import SampledTermsDpEvent
 from adamas.check import check
@@ -273,6 +273,19 @@ def test_releases_that_only_a_journal_knows_keep_their_price(tmp_path):
     with suppress(ValueError):
         resumed = node_run(terms_of(max_degree=1), accountant="rdp", resume=True, **files)
         assert resumed.epsilon() >= died.epsilon()
+
+
+def test_a_data_ledger_does_not_forget_releases_on_other_terms(tmp_path):
+    ledger = DataLedger.create(tmp_path / "ledger.json", epsilon=100.0, delta=1e-3, relation=REMOVE)
+    files = {"checkpoint": tmp_path / "run.safetensors", "checkpoint_every": 8, "data_ledger": ledger}
+    died = node_run(terms_of(max_degree=30), **files)
+    for step in died:
+        if step.number == 6:
+            break
+    spent = died.ledger.epsilon(1e-3)
+    with suppress(ValueError):
+        finished(node_run(terms_of(max_degree=1), resume=True, **files))
+    assert ledger.epsilon() >= spent
 
 
 # Two releases on one batch make one event only if a node changes the same terms in both.
