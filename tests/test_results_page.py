@@ -23,6 +23,17 @@ ROWS = {  # name of a row in docs/results.md and README.md -> in experiments/mac
     "`adaclip`": "AdaClip",
 }
 COLUMNS = [0, 2, 5]  # of that table: sigma = 0.5, 0.7 and 1.0
+GRAPH_ROWS = {  # as docs/results.md names a row -> as experiments/adamw/table3 does
+    "GCN, `sgd`": "DP-SGD",
+    "GCN, `adam`": "DP-Adam",
+    "GCN, `adam-bc` with a floor of 2e-6": "DP-AdamBC, floor 2e-6",
+    "GCN, `adam-bc`, automatic floor": "DP-AdamBC, automatic floor",
+    "GCN, `adamw`": "DP-AdamW",
+    "GCN, `adamw-bc`": "DP-AdamW-BC",
+    "GCN, `macadam`": "DP-MacAdam",
+    "MLP, `adam`": "MLP without the graph, DP-Adam",
+    "MLP, `adam-bc`, automatic floor": "MLP without the graph, DP-AdamBC",
+}
 BEST = "best found: `adam-bc` on wavelet features"
 
 
@@ -83,6 +94,14 @@ def test_the_best_rows_match_the_stored_results(data):
         near = [float(number) for number in shown["here"][place].split(" ± ")]
         assert near == pytest.approx([mean, deviation], abs=0.0501)
         assert float(shown["best published"][place]) == pytest.approx(float(published(cell)), abs=0.0501)
+
+
+def test_the_table_of_graphs_matches_the_stored_results():
+    stored = table("experiments/adamw/table3/README.md", "")
+    shown = table("docs/results.md", "model and rule")
+    assert set(shown) == {"model and rule", "---", *GRAPH_ROWS}
+    for name, title in GRAPH_ROWS.items():
+        assert shown[name] == [ours(cell).split(" ± ")[0] for cell in stored[title]], name
 
 
 def test_the_times_in_the_readme_match_the_benchmarks():

@@ -138,7 +138,7 @@ def grid(results: Results) -> list[list[str]]:
             rows.append([title])
         for row in chosen:
             texts = [_cell(results, Cell(row.name, column)) for column in table.columns]
-            measured = [line for line in results.lines if line["row"] == row.name]
+            measured = [line for name in table.columns for line in results.find(Cell(row.name, name))]
             rows.append([row.title, *texts, *(_MEASURES[m][1](measured) for m in table.measures)])
     return rows
 
@@ -216,7 +216,18 @@ def _state(lines: Iterable[Line]) -> str:
     return f"{max(found):.2f}" if found else "–"
 
 
-_MEASURES: dict[str, tuple[str, Any]] = {"state": ("state, bytes per parameter", _state)}
+def _noise(lines: Iterable[Line]) -> str:
+    """Lists the noise multipliers of a row, column by column."""
+    found: dict[str, float] = {}
+    for line in lines:
+        found[line["column"]] = max(line["noise_multiplier"], found.get(line["column"], 0.0))
+    return " / ".join(f"{value:.2f}" for value in found.values()) or "–"
+
+
+_MEASURES: dict[str, tuple[str, Any]] = {
+    "state": ("state, bytes per parameter", _state),
+    "noise": ("noise multiplier", _noise),
+}
 
 
 def _provenance(lines: Sequence[Line]) -> list[str]:

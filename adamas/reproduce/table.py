@@ -24,7 +24,7 @@ _FORMS = ("published", "corrected", "ours")
 PRIVACY_NUMBERS = "privacy/published"
 """The one table that needs no run: `adamas.reproduce.privacy`."""
 
-MEASURES = ("state",)
+MEASURES = ("state", "noise")
 """Additional columns that a table may have."""
 
 
@@ -90,7 +90,8 @@ class Table:
         columns: By name.
         notes: Notes for the reader: what was shortened, what is suspicious.
         findings: Paragraphs on the outcome, and where it differs from the paper.
-        measures: Additional columns: "state" for the bytes of the optimizer's state.
+        measures: Additional columns: "state" for the bytes of the optimizer's state, "noise" for the noise
+            multipliers of the row, column by column.
         quick: Rows and columns that `--quick` runs, with one seed.
     """
 

@@ -60,6 +60,17 @@ def test_each_column_shows_its_delta(tmp_path):
     assert "ε at δ" not in markdown(kept)
 
 
+def test_the_noise_of_a_row_is_listed_in_the_order_of_the_columns(tmp_path):
+    text = TABLE.replace("evaluations = 2", 'evaluations = 2\nmeasures = ["noise"]')
+    with Results(tmp_path / "results.jsonl", load_table(write(tmp_path, text))) as kept:
+        reproduce(kept, rows=["sgd"], columns=["high"], seeds=1)
+        reproduce(kept, rows=["sgd"], columns=["low"], seeds=1)
+    page = markdown(kept)
+    assert "| σ = 2 | noise multiplier |" in page
+    assert re.search(r"\| DP-SGD \|.*\| 1\.00 / 2\.00 \|\n", page)
+    assert re.search(r"\| DP-Adam \| – \| – \| – \|\n", page)
+
+
 def test_published_numbers_keep_their_digits(tmp_path):
     table = load_table(write(tmp_path, TABLE.replace("[[80.5, 0.1], []]", "[[80.50, 0.31], [90.0]]")))
     with Results(tmp_path / "results.jsonl", table) as kept:
