@@ -51,6 +51,7 @@ def test_the_number_of_changed_terms_is_distributed_as_scipy_says(size, batch, t
     assert found.sum() == pytest.approx(1, abs=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.03, 0.1, 0.3])
 @pytest.mark.parametrize("sampling", [FIXED_SIZE, POISSON])
 @pytest.mark.parametrize("numbers", SMALL)

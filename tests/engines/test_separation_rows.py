@@ -185,6 +185,7 @@ def test_chains_of_views_are_sound(steps, n, shape, square):
 LETTERS = st.text("abcd", min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(LETTERS, LETTERS, LETTERS, st.integers(0, 2), st.integers(0, 2), st.integers(2, 3))
 def test_einsum_is_sound_for_any_equation(first, second, output, a, b, n):

@@ -60,6 +60,7 @@ def test_whole_numbers_of_numpy_are_accounted_for_like_others(sampling):
     assert other == pytest.approx(plain, rel=1e-3)
 
 
+@pytest.mark.slow
 @overflows
 def test_a_batch_size_of_numpy_does_not_change_epsilon_or_the_noise():
     terms = terms_of(max_degree=8)
@@ -275,6 +276,7 @@ def test_releases_that_only_a_journal_knows_keep_their_price(tmp_path):
         assert resumed.epsilon() >= died.epsilon()
 
 
+@pytest.mark.slow
 def test_a_data_ledger_does_not_forget_releases_on_other_terms(tmp_path):
     ledger = DataLedger.create(tmp_path / "ledger.json", epsilon=100.0, delta=1e-3, relation=REMOVE)
     files = {"checkpoint": tmp_path / "run.safetensors", "checkpoint_every": 8, "data_ledger": ledger}
@@ -330,6 +332,7 @@ def test_ranks_with_other_terms_are_refused(pool, odd):
 # --- what is claimed ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 0.001])
 @pytest.mark.parametrize("noise", [0.02, 0.025])
 def test_a_mixture_of_two_gaussians_costs_what_a_sampled_gaussian_costs(noise, rate):
@@ -369,6 +372,7 @@ def test_a_sweep_does_not_choose_by_predictions_that_read_training_nodes(tmp_pat
         sweep(settings, {"lr": [0.1, 0.2]}, tmp_path / "sweep")
 
 
+@pytest.mark.slow
 def test_checks_do_not_take_missing_features_for_changed_terms():
     features = noisy_graph().features.clone()
     features[::10] = math.nan

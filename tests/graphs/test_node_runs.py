@@ -91,6 +91,7 @@ def test_the_statement_speaks_of_a_node():
     assert "replacing one node" in replaced.privacy_statement()
 
 
+@pytest.mark.slow
 def test_calibration_keeps_the_budget_and_wastes_none():
     run = node_run(epsilon=4.0, noise_multiplier=None)
     list(run)
@@ -153,6 +154,7 @@ def test_checks_plant_nodes_and_pass():
     assert "accounted for 4" in rows["planted nodes"].seen
 
 
+@pytest.mark.slow
 def test_a_check_sees_a_node_that_changes_more_terms_than_it_says(monkeypatch):
     monkeypatch.setattr(NodeTerms, "terms_per_node", property(lambda terms: 2))
     rows = {row.name: row.verdict for row in check(node_run, examples=3, progress=False)}

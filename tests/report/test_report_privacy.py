@@ -102,6 +102,7 @@ def test_epsilon_is_never_rounded_down(tmp_path):
     assert "By RDP" not in page.text  # RDP gives no bound here
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 def test_each_delta_has_its_own_guarantee(tmp_path):
     text = TABLE.replace("{ noise_multiplier = 4.0 }", "{ noise_multiplier = 4.0, delta = 1e-4 }")

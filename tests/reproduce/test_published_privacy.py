@@ -78,6 +78,7 @@ def test_the_committed_page_has_these_numbers(rows):
     assert "9 are printed nowhere" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXPECTED)
 def test_the_reproduced_values_are_those_of_an_independent_computation(rows, key):
     found = [row for row in rows if (row.paper.split(" (")[0], row.place) == key]

@@ -22,6 +22,7 @@ from tests.support.rule_steps import (
 )
 
 
+@pytest.mark.slow
 @every_setup
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["constant", "by step and coordinate", "changing"])

@@ -120,6 +120,7 @@ def test_another_model_or_loss_is_probed(change, probes, monkeypatch):
     assert len(probes) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_nodes_of_one_process_answer_as_nodes_of_their_own_processes(algorithm, monkeypatch):
     """Two nodes and two runs take turns: neither the noise nor the memory of another shows in an answer."""
