@@ -17,13 +17,13 @@ pytest.importorskip("flwr")
 from safetensors.torch import load_file
 
 from adamas.federated.settings import FederatedSettings
-from tests.support.federated_runs import blobs, lines, run, saved_state
+from tests.support.federated_runs import blobs, lines, run
 from tests.support.flower_nodes import TASK
 
 ROOT = Path(__file__).parents[3]
 
 
-def adamas_federated(out, *arguments, code=0, **environment) -> subprocess.CompletedProcess:
+def adamas_federated(out, *arguments, **environment) -> subprocess.CompletedProcess:
     command = [
         *("federated", "run", "--task", TASK, "--clients", "4", "--participation", "1"),
         *("--rounds", "2", "--local-steps", "2", "--batch-size", "10", "--noise-multiplier", "1"),
@@ -34,7 +34,7 @@ def adamas_federated(out, *arguments, code=0, **environment) -> subprocess.Compl
     done = subprocess.run(
         [sys.executable, "-m", "adamas", *command], env=variables, capture_output=True, text=True, timeout=600
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 0, done.stderr
     return done
 
 
@@ -56,14 +56,6 @@ def test_flower_simulation_equals_one_process_even_if_a_client_fails(tmp_path, m
     for line in lines(tmp_path / "flower"):
         assert line["answered"] == [0, 2, 3]
         assert line["left_out"] == {"1": "ArithmeticError"}
-
-
-@pytest.mark.ray
-def test_flower_simulation_fails_and_saves_its_state_if_all_clients_fail(tmp_path):
-    done = adamas_federated(tmp_path, code=2, FAILING_CLIENTS="0,1,2,3")
-    assert "Round 0 has no update that can be used. client 0: ArithmeticError" in done.stderr
-    assert not (tmp_path / "result.json").exists()
-    assert saved_state(tmp_path)["asked"] == [1] * 4
 
 
 @pytest.mark.ray
