@@ -100,7 +100,7 @@ def test_failing_clients_are_named_and_if_all_fail_the_state_is_saved(tmp_path, 
         assert line["answered"] == [0, 2]
     assert result["rounds_asked"] == [2] * 4
     monkeypatch.setenv("FAILING_CLIENTS", "0,1,2,3")
-    with pytest.raises(NoAnswerError, match="Round 0 has no update that can be used. client 0: Arith"):
+    with pytest.raises(NoAnswerError, match=r"Round 0 has no update that can be used\. client 0: Arith"):
         run(settings, tmp_path / "all")
     assert not (tmp_path / "all" / "result.json").exists()
     assert saved_state(tmp_path / "all")["asked"] == [1] * 4
