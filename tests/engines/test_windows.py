@@ -31,6 +31,7 @@ def orders(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("bands", [False, True], ids=["whole", "in bands"])

@@ -24,7 +24,7 @@ from tests.support.small_graphs import (
     without_node,
 )
 
-DEGREES = (1, 2, 5, 20)
+DEGREES = (1, 2, *(pytest.param(degree, marks=pytest.mark.slow) for degree in (5, 20)))
 
 
 def changed_terms(before, after):
@@ -57,6 +57,7 @@ def test_no_node_changes_more_terms_than_accounted_for(name, max_degree, hops):
                 assert int(changed.sum()) <= before.terms_per_node, (neighbor.__name__, node, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hops", [1, 2])
 @pytest.mark.parametrize("max_degree", DEGREES)
 @pytest.mark.parametrize("name", EDGES)

@@ -71,6 +71,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.slow
 @every_setup
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedulers_set_the_learning_rate_of_each_step(setup, scheduler):

@@ -39,6 +39,7 @@ def test_on_a_coarse_grid_every_integer_has_its_probability_at_false_alarm_rate_
     assert pmf_p_value(2 * np.rint(integers / 2), 4.0, offset) < ALPHA
 
 
+@pytest.mark.slow
 def test_values_are_normal_with_their_variance_and_kurtosis_at_false_alarm_rate_3e_4():
     """False-alarm rate: ALPHA for each of three tests. Rejects deviations 1% or 0.5% off, and cut tails."""
     n = 2_000_000
