@@ -8,7 +8,7 @@ runs the tests as if those packages were not installed.
 import sys
 from importlib.abc import MetaPathFinder
 
-HIDDEN = {"flwr", "ray", "transformers", "peft", "opacus", "selenium", "matplotlib"}
+HIDDEN = {"flwr", "ray", "transformers", "peft", "opacus", "selenium", "matplotlib", "torch_geometric"}
 
 
 class Hiding(MetaPathFinder):
