@@ -51,3 +51,18 @@ def node_run_of_rank(rank, odd):
     """Makes a data-parallel run with other terms on rank 1, and returns the number of terms of a node."""
     terms = NodeTerms(noisy_graph(), **{"max_degree": 3} | (odd if rank else {}))
     return node_run(terms, distributed=True).loader.sampler.terms
+
+
+def terms_of(**options):
+    return NodeTerms(noisy_graph(), **{"max_degree": 3} | options)
+
+
+def graph_with(**changed):
+    graph = noisy_graph()
+    parts = {name: getattr(graph, name) for name in ("features", "labels", "edges", "train")}
+    return Graph(**parts | changed)
+
+
+def finished(run):
+    list(run)
+    return run.epsilon()
