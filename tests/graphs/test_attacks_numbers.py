@@ -25,9 +25,6 @@ from tests.support.node_runs import (
     terms_of,
 )
 
-REMOVE = NeighboringRelation.REPLACE_SPECIAL
-
-
 overflows = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 
 
