@@ -30,8 +30,10 @@ LAYERS = [
     ["engines", "noise", "sampling", "rules"],
     # Parts that build on those: clipping, loaders, secure noise, and the accounting of what samplers release.
     ["clip", "loading", "secure_noise", "accounting"],
-    # The one place where a gradient becomes private, diagnostics of releases, and nodes of graphs.
-    ["privatize", "diagnostics", "graphs"],
+    # The places where private data becomes public: gradients, and counts. Diagnostics, and nodes of graphs.
+    ["privatize", "queries", "diagnostics", "graphs"],
+    # What watches a run, step by step.
+    ["callbacks"],
     # A run joins the layers before: it is made, loops, saves and resumes.
     ["run"],
     # Checks replay a run and judge it.
@@ -40,10 +42,16 @@ LAYERS = [
     ["audit"],
     # Fine-tuning prepares models for a run.
     ["finetune"],
+    # Settings for a training, from its sizes and budget.
+    ["suggest"],
     # The public names of the library.
     [""],
+    # Losses of each example for models of other libraries, and the loops of those libraries.
+    ["integrations"],
     # Data sets and models for experiments, which the library itself does not need.
     ["data", "models"],
+    # Estimators for tables.
+    ["tabular"],
     # One training from settings to files, and sweeps.
     ["experiment"],
     # Trainings over many clients.

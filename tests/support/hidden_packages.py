@@ -8,7 +8,25 @@ runs the tests as if those packages were not installed.
 import sys
 from importlib.abc import MetaPathFinder
 
-HIDDEN = {"flwr", "ray", "transformers", "peft", "opacus", "selenium", "matplotlib", "torch_geometric"}
+HIDDEN = {
+    "accelerate",
+    "datasets",
+    "flwr",
+    "lightning",
+    "matplotlib",
+    "mlflow",
+    "opacus",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "ray",
+    "selenium",
+    "tensorboard",
+    "torch_geometric",
+    "transformers",
+    "trl",
+    "wandb",
+}
 
 
 class Hiding(MetaPathFinder):
