@@ -9,6 +9,13 @@ NEEDS = {
     "adamas.federated.flower.requests": "flwr",
     "adamas.federated.flower.server_app": "flwr",
     "adamas.federated.flower.simulation": "flwr",
+    "adamas.integrations.lightning": "lightning",
+    "adamas.integrations.lightning.refusals": "lightning",
+    "adamas.integrations.lightning.released": "lightning",
+    "adamas.integrations.lightning.run_files": "lightning",
+    "adamas.integrations.lightning.step_loss": "lightning",
+    "adamas.integrations.lightning.strategy": "lightning",
+    "adamas.integrations.lightning.train_data": "lightning",
 }
 """Module -> the package without which it cannot be imported."""
 
