@@ -9,7 +9,6 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.optim import Optimizer
 
 from adamas.errors import UnsupportedError
 from adamas.integrations.lightning.run_files import check_local
@@ -60,13 +59,18 @@ def check_trainer(trainer: pl.Trainer) -> None:
                 raise UnsupportedError(
                     f"Expected callbacks= without {type(callback).__name__}: {reason}."
                 )
+
+
+def check_places(trainer: pl.Trainer) -> None:
+    """Raises if checkpoints would go to places where no journal can be kept."""
+    check_local(trainer.default_root_dir, "default_root_dir")
     for saver in trainer.checkpoint_callbacks:
-        check_local(getattr(saver, "dirpath", None) or "", "ModelCheckpoint.dirpath")
+        if isinstance(saver, callbacks.ModelCheckpoint):
+            check_local(saver.dirpath or "", "dirpath")
 
 
 def _arguments(trainer: pl.Trainer) -> Iterator[tuple[str, Any, Sequence[Any], str]]:
     """Yields arguments of a trainer: name, value, the values that are allowed, and the remedy for others."""
-    yield "num_nodes", trainer.num_nodes, [1], "use adamas.make_private(..., distributed=True) with torchrun"
     yield (
         *("gradient_clip_val", trainer.gradient_clip_val, [None, 0]),
         "it would clip the noisy sum. Give clip_norm= to PrivateTraining, which clips each example",
@@ -125,26 +129,10 @@ def check_turn(trainer: pl.Trainer) -> None:
         )
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> Optimizer:
-    """Returns the one optimizer that `configure_optimizers` made; raises if it made another number."""
-    if len(optimizers) != 1:
-        raise UnsupportedError(
-            f"Expected configure_optimizers to return one rule or optimizer, got {len(optimizers)}: one release "
-            "is made for all trainable parameters. Give each its hyperparameters by groups of one rule."
-        )
-    for config in schedulers:
-        if config.scheduler.optimizer is not optimizers[0]:
-            raise UnsupportedError(
-                "Expected learning-rate schedulers of the rule that configure_optimizers returns, got "
-                f"{type(config.scheduler).__name__} of another optimizer."
-            )
-    return optimizers[0]
-
-
 def planned_steps(trainer: pl.Trainer) -> int:
     """Returns the steps that the trainer will make; raises if their number is not fixed."""
     steps = trainer.estimated_stepping_batches
-    if steps == float("inf") or steps < 1:
+    if steps == float("inf") or steps < 1 or trainer.max_epochs == 0:
         raise UnsupportedError(
             f"Expected a Trainer with a fixed number of steps, got max_epochs={trainer.max_epochs!r} and "
             f"max_steps={trainer.max_steps!r}: the noise is calibrated to them. Give max_epochs or max_steps."

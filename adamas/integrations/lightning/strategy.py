@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 import adamas
+from adamas._words import rounded_up
 from adamas.accounting.ledger import Ledger
 from adamas.accounting.data_ledger import DataLedger
 from adamas.engines import Loss
@@ -155,6 +156,19 @@ class PrivateTraining(SingleDeviceStrategy):
             self._root_device = devices[0]
 
     @property
+    def num_nodes(self) -> int:
+        """The machines of the training: one."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, nodes: int) -> None:
+        if nodes != 1:
+            raise UnsupportedError(
+                f"Expected Trainer(num_nodes=1), got {nodes!r}: each machine would spend the whole budget. Train on "
+                "one, or on several with adamas.make_private(..., distributed=True) under torchrun."
+            )
+
+    @property
     def lightning_restore_optimizer(self) -> bool:
         """False: the state of the rule is restored with its ledger, from the run of the checkpoint."""
         return False
@@ -172,24 +186,28 @@ class PrivateTraining(SingleDeviceStrategy):
         self._data = TrainData.of(dataloader)
         return Turns(-(-dataset_length(self._data.dataset) // self._expected_batch_size(self._data)))
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Checks the trainer and its module, and makes the run or continues that of the checkpoint."""
-        module = self._module
-        fits = trainer.state.fn == TrainerFn.FITTING
-        if fits:
+    def setup_environment(self) -> None:
+        """Checks the trainer and its module, before anything else of a fit happens."""
+        trainer, module = self._trainer, self._module
+        if trainer.state.fn == TrainerFn.FITTING:
             if self._run is not None:
                 raise RuntimeError(
                     "Expected a new PrivateTraining for each trainer.fit: the budget of this one is that of the "
-                    f"first fit, which has spent {self._run.epsilon():.4g}. To go on, continue its checkpoint with "
-                    "ckpt_path=; to train again, make a Trainer with a new PrivateTraining, and add up both."
+                    f"first fit, which has spent epsilon = {rounded_up(self._run.epsilon())}. To go on, continue its "
+                    "checkpoint with ckpt_path= in a new Trainer. To train again, give a new PrivateTraining "
+                    "spent= the ledger of this run."
                 )
             refusals.check_trainer(trainer)
             refusals.check_module(module, trainer.datamodule)
             if self._loss is None:
                 takes_number(module)
+        super().setup_environment()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Makes the run, or continues that of the checkpoint."""
         super().setup(trainer)
-        if fits:
-            refusals.check_optimizers(self.optimizers, self.lr_scheduler_configs)
+        if trainer.state.fn == TrainerFn.FITTING:
+            refusals.check_places(trainer)
             trainer.fit_loop.setup_data()
             call._call_strategy_hook(trainer, "make_run")  # where self.log raises
 
@@ -279,13 +297,13 @@ class PrivateTraining(SingleDeviceStrategy):
         **kwargs: Any,
     ) -> Any:
         """Steps on the release that the closure makes, and logs epsilon."""
-        module, run = self._module, self.run
-        if run.steps_done == 0:
+        module, run = self._module, self._run
+        if run is not None and run.steps_done == 0:
             self._movement = Movement(module)
         self._written = None
         result = self.precision_plugin._wrap_closure(module, optimizer, closure)
         written, self._written = self._written, None
-        if written is None:
+        if run is None or written is None:
             raise RuntimeError(
                 "Expected one private gradient for the step, got none: the module or a callback stepped the "
                 "optimizer, or skipped the backward. Leave both to the Trainer."
