@@ -1,6 +1,6 @@
 """Trains with Lightning in a process of its own for each seed, and kills it (`kill -9`) after some steps.
 
-    python -m tests.support.killed_fits FOLDER STEPS
+python -m tests.support.killed_fits FOLDER STEPS
 """
 
 import os

@@ -59,7 +59,9 @@ class Watcher(pl.Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.gradients.append(torch.cat([p.grad.flatten() for p in pl_module.parameters()]).clone())
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.outputs.append(outputs)
 
 
@@ -82,7 +84,9 @@ def trainer(
 
 
 def loader(data: Any = None, **options: Any) -> DataLoader[Any]:
-    return DataLoader(records() if data is None else data, **({"batch_size": BATCH, "shuffle": True} | options))
+    return DataLoader(
+        records() if data is None else data, **({"batch_size": BATCH, "shuffle": True} | options)
+    )
 
 
 def public() -> DataLoader[Any]:

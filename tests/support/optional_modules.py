@@ -10,6 +10,8 @@ NEEDS = {
     "adamas.federated.flower.server_app": "flwr",
     "adamas.federated.flower.simulation": "flwr",
     "adamas.integrations.lightning": "lightning",
+    "adamas.integrations.lightning.keeps_ledger": "lightning",
+    "adamas.integrations.lightning.one_device": "lightning",
     "adamas.integrations.lightning.refusals": "lightning",
     "adamas.integrations.lightning.released": "lightning",
     "adamas.integrations.lightning.run_files": "lightning",

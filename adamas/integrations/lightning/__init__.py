@@ -4,7 +4,8 @@ try:
     import lightning.pytorch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "adamas.integrations.lightning needs Lightning. Run: pip install 'adamas[lightning]'", name="lightning"
+        "adamas.integrations.lightning needs Lightning. Run: pip install 'adamas[lightning]'",
+        name="lightning",
     ) from error
 
 from adamas.integrations.lightning.strategy import PrivateTraining

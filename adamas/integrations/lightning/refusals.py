@@ -43,25 +43,23 @@ HOOKS = {
 """Hooks of the module that must not be overridden, and why."""
 
 
-def check_trainer(trainer: pl.Trainer) -> None:
+def check_trainer(trainer: Any) -> None:
     """Raises for an argument or callback of the trainer that a private training cannot have."""
     for name, value, allowed, remedy in _arguments(trainer):
         if value not in allowed:
             raise UnsupportedError(f"Expected Trainer({name}={allowed[0]!r}), got {value!r}: {remedy}.")
     if isinstance(trainer.profiler, PyTorchProfiler):
         raise UnsupportedError(
-            "Expected another profiler=, got PyTorchProfiler: it records shapes and memory of private batches. "
-            "Profile a training on synthetic data."
+            "Expected another profiler=, got PyTorchProfiler: it records shapes and memory of private "
+            "batches. Profile a training on synthetic data."
         )
     for callback in trainer.callbacks:
         for kind, reason in CALLBACKS.items():
             if isinstance(callback, kind):
-                raise UnsupportedError(
-                    f"Expected callbacks= without {type(callback).__name__}: {reason}."
-                )
+                raise UnsupportedError(f"Expected callbacks= without {type(callback).__name__}: {reason}.")
 
 
-def check_places(trainer: pl.Trainer) -> None:
+def check_places(trainer: Any) -> None:
     """Raises if checkpoints would go to places where no journal can be kept."""
     check_local(trainer.default_root_dir, "default_root_dir")
     for saver in trainer.checkpoint_callbacks:
@@ -69,7 +67,7 @@ def check_places(trainer: pl.Trainer) -> None:
             check_local(saver.dirpath or "", "dirpath")
 
 
-def _arguments(trainer: pl.Trainer) -> Iterator[tuple[str, Any, Sequence[Any], str]]:
+def _arguments(trainer: Any) -> Iterator[tuple[str, Any, Sequence[Any], str]]:
     """Yields arguments of a trainer: name, value, the values that are allowed, and the remedy for others."""
     yield (
         *("gradient_clip_val", trainer.gradient_clip_val, [None, 0]),
@@ -77,8 +75,8 @@ def _arguments(trainer: pl.Trainer) -> Iterator[tuple[str, Any, Sequence[Any], s
     )
     yield (
         *("accumulate_grad_batches", trainer.accumulate_grad_batches, [1]),
-        "give PrivateTraining the batch_size= of all batches together, and as micro_batch_size= what fits the "
-        "memory",
+        "give PrivateTraining the batch_size= of all batches together, and as micro_batch_size= what fits "
+        "the memory",
     )
     yield "overfit_batches", trainer.overfit_batches, [0], "the run draws batches from all of the data"
     yield (
@@ -92,8 +90,8 @@ def _arguments(trainer: pl.Trainer) -> Iterator[tuple[str, Any, Sequence[Any], s
     precision = trainer.precision_plugin
     yield (
         *("precision", precision.precision, [Precision.precision]),
-        "gradients of single examples are clipped in the precision of the weights. Leave it out; to train in 16 "
-        "bits, convert the module itself with .to(torch.bfloat16)",
+        "gradients of single examples are clipped in the precision of the weights. Leave it out; to train in "
+        "16 bits, convert the module itself with .to(torch.bfloat16)",
     )
     yield "plugins", type(precision), [Precision], "the gradient would pass through it"
     yield (
@@ -119,17 +117,17 @@ def check_module(module: pl.LightningModule, datamodule: pl.LightningDataModule 
                 raise UnsupportedError(f"Expected {type(owner).__name__} without {hook}: {reason}.")
 
 
-def check_turn(trainer: pl.Trainer) -> None:
+def check_turn(trainer: Any) -> None:
     """Raises if a callback changed, during the training, how the Trainer steps."""
     if trainer.accumulate_grad_batches != 1 or not trainer.lightning_module.automatic_optimization:
         raise UnsupportedError(
             "Expected accumulate_grad_batches=1 and automatic_optimization=True during the training, got "
-            f"{trainer.accumulate_grad_batches!r} and {trainer.lightning_module.automatic_optimization!r}: each "
-            "turn is one private step. Remove the callback or hook that changes them."
+            f"{trainer.accumulate_grad_batches!r} and {trainer.lightning_module.automatic_optimization!r}: "
+            "each turn is one private step. Remove the callback or hook that changes them."
         )
 
 
-def planned_steps(trainer: pl.Trainer) -> int:
+def planned_steps(trainer: Any) -> int:
     """Returns the steps that the trainer will make; raises if their number is not fixed."""
     steps = trainer.estimated_stepping_batches
     if steps == float("inf") or steps < 1 or trainer.max_epochs == 0:

@@ -26,8 +26,9 @@ class Written:
         """Raises if a gradient was exchanged or changed."""
         if any(p.grad is not grad or _version(grad) != version for p, grad, version in self._gradients):
             raise RuntimeError(
-                "The gradients are not those of the release any more: a hook changed them or called backward(), "
-                "so they may not be private. Read them in on_before_optimizer_step, but leave them as they are."
+                "The gradients are not those of the release any more: a hook changed them or called "
+                "backward(), so they may not be private. Read them in on_before_optimizer_step, but "
+                "leave them as they are."
             )
 
 
@@ -53,13 +54,14 @@ class Movement:
         trained = {name for name, p in self._module.named_parameters() if p.requires_grad}
         if moved - trained:
             raise RuntimeError(
-                f"The first step moved {sorted(moved - trained)[0]!r}, which requires no gradient: something else "
-                "than the private gradient changes the module."
+                f"The first step moved {sorted(moved - trained)[0]!r}, which requires no gradient: something "
+                "else than the private gradient changes the module."
             )
         if moves and not moved:
             raise RuntimeError(
-                "The first step moved no parameter: the module does not train. Check that configure_optimizers "
-                "builds the rule from the parameters of this module, and its learning rate."
+                "The first step moved no parameter: the module does not train. Check that "
+                "configure_optimizers builds the rule from the parameters of this module, and its "
+                "learning rate."
             )
 
 
@@ -72,8 +74,8 @@ def no_gradients(parameters: Iterable[Tensor]) -> None:
     """Raises if a parameter has a gradient."""
     if any(p.grad is not None for p in parameters):
         raise RuntimeError(
-            "The loss called backward(): gradients without noise are in p.grad. Return one loss per example from "
-            "training_step, and leave the gradients to the run."
+            "The loss called backward(): gradients without noise are in p.grad. Return one loss per example "
+            "from training_step, and leave the gradients to the run."
         )
 
 

@@ -23,8 +23,8 @@ def check_local(path: str | Path, name: str) -> None:
     """Raises unless a path is one of the local file system, where a journal can be synced."""
     if "://" in str(path):
         raise ValueError(
-            f"Expected {name}={str(path)!r} to be a local folder: each release is written to a journal next to "
-            "the checkpoint before it is made. Save locally, and copy the files afterwards."
+            f"Expected {name}={str(path)!r} to be a local folder: each release is written to a journal next "
+            "to the checkpoint before it is made. Save locally, and copy the files afterwards."
         )
 
 
@@ -64,10 +64,10 @@ def find(checkpoint: Mapping[str, Any], path: str | Path) -> Path:
     if run is None:
         kind = "with weights only" if KEY in checkpoint else "without a private run"
         raise ValueError(
-            f"Expected ckpt_path={str(path)!r} to be a checkpoint of PrivateTraining with its ledger, got one "
-            f"{kind}: what its training has spent is unknown, so epsilon would be too low. Continue a checkpoint "
-            "that PrivateTraining wrote with its optimizer. To start from public weights, load them into the "
-            "module before trainer.fit."
+            f"Expected ckpt_path={str(path)!r} to be a checkpoint of PrivateTraining with its ledger, got "
+            f"one {kind}: what its training has spent is unknown, so epsilon would be too low. Continue a "
+            "checkpoint that PrivateTraining wrote with its optimizer. To start from public weights, load "
+            "them into the module before trainer.fit."
         )
     file = Path(os.path.realpath(path)).parent / str(run)
     if not file.exists():

@@ -4,26 +4,27 @@ import inspect
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
 
 from adamas.errors import UnsupportedError
 
 
-def training_step_loss(module: pl.LightningModule, batch: Any) -> Tensor:
+def training_step_loss(module: nn.Module, batch: Any) -> Tensor:
     """Calls `training_step` on a batch of the run.
 
     Raises:
         UnsupportedError: If it logs, or returns something else than a tensor.
     """
+    assert isinstance(module, pl.LightningModule)
     numbers = (max(0, module.trainer.fit_loop.batch_idx),) if takes_number(module) else ()
     try:
         losses = module.training_step(batch, *numbers)
     except (RuntimeError, MisconfigurationException) as error:
         if "self.log" in str(error) or "Logging inside" in str(error):
             raise UnsupportedError(
-                "Expected training_step without self.log: what it computes from private examples has no noise. "
-                "Log in validation_step, on public data; PrivateTraining logs epsilon."
+                "Expected training_step without self.log: what it computes from private examples has no "
+                "noise. Log in validation_step, on public data; PrivateTraining logs epsilon."
             ) from error
         raise
     if not isinstance(losses, Tensor):

@@ -7,33 +7,32 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 import adamas
 from adamas._words import rounded_up
-from adamas.accounting.ledger import Ledger
 from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.ledger import Ledger
 from adamas.engines import Loss
 from adamas.errors import BudgetError, UnsupportedError
-from adamas.integrations.lightning import refusals, run_files
+from adamas.integrations.lightning import refusals
+from adamas.integrations.lightning.keeps_ledger import KeepsLedger
 from adamas.integrations.lightning.released import Movement, Written, no_gradients, parameters_of
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
 from adamas.loading import Batch, dataset_length
-from adamas.run import PrivateRun
 from adamas.run.options import RunOptions
 
 
-class PrivateTraining(SingleDeviceStrategy):
+class PrivateTraining(KeepsLedger):
     """Makes `Trainer.fit` train with differential privacy: `Trainer(strategy=PrivateTraining(...))`.
 
     The module's `training_step` returns one loss per example, and its `configure_optimizers` a rule or any
-    other optimizer. The strategy draws the batches, clips, adds noise and keeps the ledger; the `Trainer` does
-    everything else. Epochs, steps, the data set, `collate_fn` and the workers are those of the `Trainer` and
-    of the loader. Everything that would train in another way is refused before anything is spent.
+    other optimizer. The strategy draws the batches, clips, adds noise and keeps the ledger; the `Trainer`
+    does everything else. Epochs, steps, the data set, `collate_fn` and the workers are those of the `Trainer`
+    and of the loader. Everything that would train in another way is refused before anything is spent.
 
     Args:
         delta: As for `adamas.make_private`, like all that are not explained here.
@@ -122,56 +121,12 @@ class PrivateTraining(SingleDeviceStrategy):
             spent=spent,
             progress=False,
         )
-        self._devices: list[torch.device] | None = None
         self._data: TrainData | None = None
-        self._run: PrivateRun | None = None
-        self._resumed: Path | None = None
         self._batches: Iterator[Batch] = iter(())
         self._written: Written | None = None
         self._movement: Movement | None = None
 
-    @property
-    def run(self) -> PrivateRun:
-        """The private run, from the start of `Trainer.fit` on: its epsilon, ledger and metrics."""
-        if self._run is None:
-            raise RuntimeError("Expected a run: trainer.fit makes it. Call trainer.fit first.")
-        return self._run
-
     # --- what the Trainer asks for before the training -----------------------------------------------
-
-    @property
-    def parallel_devices(self) -> list[torch.device] | None:
-        """The devices that the Trainer chose; a private training has one."""
-        return self._devices
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        if devices and len(devices) > 1:
-            raise UnsupportedError(
-                f"Expected Trainer(devices=1), got {len(devices)}: give devices=1, or train on several with "
-                "adamas.make_private(..., distributed=True) under torchrun."
-            )
-        self._devices = devices
-        if devices:
-            self._root_device = devices[0]
-
-    @property
-    def num_nodes(self) -> int:
-        """The machines of the training: one."""
-        return 1
-
-    @num_nodes.setter
-    def num_nodes(self, nodes: int) -> None:
-        if nodes != 1:
-            raise UnsupportedError(
-                f"Expected Trainer(num_nodes=1), got {nodes!r}: each machine would spend the whole budget. Train on "
-                "one, or on several with adamas.make_private(..., distributed=True) under torchrun."
-            )
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """False: the state of the rule is restored with its ledger, from the run of the checkpoint."""
-        return False
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Takes the training data from its loader, and gives the Trainer turns instead of batches."""
@@ -192,10 +147,10 @@ class PrivateTraining(SingleDeviceStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             if self._run is not None:
                 raise RuntimeError(
-                    "Expected a new PrivateTraining for each trainer.fit: the budget of this one is that of the "
-                    f"first fit, which has spent epsilon = {rounded_up(self._run.epsilon())}. To go on, continue its "
-                    "checkpoint with ckpt_path= in a new Trainer. To train again, give a new PrivateTraining "
-                    "spent= the ledger of this run."
+                    "Expected a new PrivateTraining for each trainer.fit: the budget of this one is that of "
+                    f"the first fit, which has spent epsilon = {rounded_up(self._run.epsilon())}. To go on, "
+                    "continue its checkpoint with ckpt_path= in a new Trainer. To train again, give a new "
+                    "PrivateTraining spent= the ledger of this run."
                 )
             refusals.check_trainer(trainer)
             refusals.check_module(module, trainer.datamodule)
@@ -217,8 +172,8 @@ class PrivateTraining(SingleDeviceStrategy):
         data = self._data
         if data is None or not isinstance(trainer.train_dataloader, Turns):
             raise UnsupportedError(
-                "Expected one DataLoader or data set for training, and limit_train_batches above 0. Pass it to "
-                "trainer.fit as it is, not in a list or mapping."
+                "Expected one DataLoader or data set for training, and limit_train_batches above 0. Pass it "
+                "to trainer.fit as it is, not in a list or mapping."
             )
         options = replace(
             self._options,
@@ -247,8 +202,8 @@ class PrivateTraining(SingleDeviceStrategy):
         """Checks that the loops of a checkpoint and its run are at the same step."""
         if self._trainer.global_step != self.run.steps_done:
             raise ValueError(
-                f"Expected a checkpoint whose loops and run are at one step, got {self._trainer.global_step} and "
-                f"{self.run.steps_done}: its files do not belong together."
+                f"Expected a checkpoint whose loops and run are at one step, got {self._trainer.global_step} "
+                f"and {self.run.steps_done}: its files do not belong together."
             )
         self._stop_at_the_end()
 
@@ -275,8 +230,8 @@ class PrivateTraining(SingleDeviceStrategy):
         run = self.run
         if torch.is_anomaly_enabled():
             raise UnsupportedError(
-                "Expected Trainer(detect_anomaly=False): it raises if one example has a NaN, which shows that the "
-                "example is there. Look for NaN on synthetic data."
+                "Expected Trainer(detect_anomaly=False): it raises if one example has a NaN, which shows "
+                "that the example is there. Look for NaN on synthetic data."
             )
         run.rule.zero_grad(set_to_none=True)
         batch = next(self._batches, None)
@@ -315,7 +270,9 @@ class PrivateTraining(SingleDeviceStrategy):
             self._movement.check(moves=rates and run.noise_multiplier > 0)
             self._movement = None
         if not module.trainer.barebones:
-            module.log("epsilon", run.epsilon_bound(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+            module.log(
+                "epsilon", run.epsilon_bound(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1
+            )
         self._stop_at_the_end()
         return result
 
@@ -323,48 +280,7 @@ class PrivateTraining(SingleDeviceStrategy):
         """Gives back to the data set's ledger what was reserved and not released."""
         self.run.close()
 
-    # --- checkpoints ----------------------------------------------------------------------------------
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Returns nothing: the run of the checkpoint has the state, together with the ledger."""
-        return {}
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        """Writes a checkpoint, and next to it the run with its ledger."""
-
-        def write(content: dict[str, Any]) -> None:
-            super(PrivateTraining, self).save_checkpoint(content, filepath, storage_options)
-
-        if self._run is None:
-            write(checkpoint)
-        else:
-            run_files.save(self._run, checkpoint, filepath, write)
-
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads a checkpoint; for `Trainer.fit`, one with a ledger."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        if self._trainer.state.fn == TrainerFn.FITTING:
-            self._resumed = run_files.find(checkpoint, checkpoint_path)
-        return checkpoint
-
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Deletes a checkpoint and its run."""
-        super().remove_checkpoint(filepath)
-        run_files.remove(filepath)
-
     # --- helpers --------------------------------------------------------------------------------------
-
-    @property
-    def _module(self) -> pl.LightningModule:
-        module = self.lightning_module
-        assert module is not None
-        return module
-
-    @property
-    def _trainer(self) -> pl.Trainer:
-        return self._module.trainer
 
     def _expected_batch_size(self, data: TrainData) -> int:
         size = self._batch_size or data.batch_size
@@ -375,8 +291,8 @@ class PrivateTraining(SingleDeviceStrategy):
     def _check_held_out(self, loader: Any) -> None:
         if self._data is not None and getattr(loader, "dataset", loader) is self._data.dataset:
             raise UnsupportedError(
-                "Expected validation data apart from the training data, got the same data set: its metrics would "
-                "be logged without noise. Hold records out."
+                "Expected validation data apart from the training data, got the same data set: its metrics "
+                "would be logged without noise. Hold records out."
             )
 
     def _stop_at_the_end(self) -> None:

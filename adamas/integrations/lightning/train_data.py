@@ -1,4 +1,4 @@
-"""The training data of a fit, without the sampling of its loader, and what Lightning's loop counts instead."""
+"""The training data of a fit without the sampling of its loader, and what Lightning's loop counts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,32 +65,33 @@ class TrainData:
             dataset_length(loader)
             return cls(loader)
         dataset_length(loader.dataset)
-        _check_sampling(loader)
+        batch_size = _sampled_batch_size(loader)
         if type(loader).__iter__ is not DataLoader.__iter__:
             raise UnsupportedError(
-                f"Expected a torch DataLoader, got {type(loader).__name__}, which iterates in its own way. The "
-                "run draws and loads batches itself: put the change into the data set or collate_fn."
+                f"Expected a torch DataLoader, got {type(loader).__name__}, which iterates in its own way. "
+                "The run draws and loads batches itself: put the change into the data set or collate_fn."
             )
         if loader.worker_init_fn is not None:
             raise UnsupportedError(
-                "Expected worker_init_fn=None, got a function: the run starts and seeds its own workers. Prepare "
-                "what a worker needs in the data set."
+                "Expected worker_init_fn=None, got a function: the run starts and seeds its own workers. "
+                "Prepare what a worker needs in the data set."
             )
         own = loader.collate_fn
         standard = getattr(own, "__module__", "").startswith("torch.utils.data")
-        return cls(loader.dataset, loader.batch_size, None if standard else own, loader.num_workers)
+        return cls(loader.dataset, batch_size, None if standard else own, loader.num_workers)
 
 
-def _check_sampling(loader: DataLoader[Any]) -> None:
-    """Raises unless the loader draws each example once per epoch, in order or shuffled."""
-    if loader.batch_sampler is None:
+def _sampled_batch_size(loader: DataLoader[Any]) -> int:
+    """Returns the batch size of a loader that draws each example once per epoch, in order or shuffled."""
+    batches = loader.batch_sampler
+    if batches is None:
         raise UnsupportedError(
-            "Expected a batch_size of the DataLoader, got None: its data set makes the batches, so a record's "
-            "chance to take part is not known. Give a data set of single examples."
+            "Expected a batch_size of the DataLoader, got None: its data set makes the batches, so a "
+            "record's chance to take part is not known. Give a data set of single examples."
         )
-    if type(loader.batch_sampler) is not BatchSampler:
-        raise UnsupportedError(_another("batch_sampler", loader.batch_sampler))
-    sampler = loader.sampler
+    if type(batches) is not BatchSampler:
+        raise UnsupportedError(_another("batch_sampler", batches))
+    sampler = batches.sampler  # that of the loader, unless it was given a batch_sampler
     plain = type(sampler) is SequentialSampler or (
         isinstance(sampler, RandomSampler)
         and type(sampler) is RandomSampler
@@ -99,6 +100,7 @@ def _check_sampling(loader: DataLoader[Any]) -> None:
     )
     if not plain:
         raise UnsupportedError(_another("sampler", sampler))
+    return batches.batch_size
 
 
 def _another(name: str, sampler: object) -> str:

@@ -87,7 +87,9 @@ def test_without_a_seed_the_steps_after_the_checkpoint_are_spent_twice(tmp_path)
     run = trainer.strategy.run
     assert sum(count for _, count in run.ledger.entries) == run.steps_done + 3  # releases 5, 6 and 7 are lost
     assert died.strategy.run.epsilon() < run.epsilon() <= 2.0
-    assert run.steps_done == run.steps == trainer.global_step == fits.STEPS - 3  # the budget pays for the rest
+    assert (
+        run.steps_done == run.steps == trainer.global_step == fits.STEPS - 3
+    )  # the budget pays for the rest
 
 
 @pytest.mark.subprocess
@@ -101,8 +103,13 @@ def test_a_killed_training_resumes_with_no_less_epsilon_than_it_had(tmp_path):
         before = float((folder / "epsilon").read_text())
         module, trainer = fits.Classifier(), fits.trainer(folder, private={"seed": seed})
         seen = []
-        trainer.callbacks.append(pl.callbacks.LambdaCallback(on_train_start=lambda t, m: seen.append(  # noqa: B023
-            t.strategy.run.epsilon())))
+        trainer.callbacks.append(
+            pl.callbacks.LambdaCallback(
+                on_train_start=lambda t, m: seen.append(  # noqa: B023
+                    t.strategy.run.epsilon()
+                )
+            )
+        )
         trainer.fit(module, fits.loader(), fits.public(), ckpt_path=folder / "step=8.ckpt")
         assert seen[0] >= before
         if seed is None:
@@ -147,7 +154,7 @@ def test_a_checkpoint_without_its_ledger_is_refused(kind, tmp_path):
     trainer = fits.trainer(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         trainer.fit(fits.Classifier(), fits.loader(), ckpt_path=path)
-    with pytest.raises(RuntimeError, match="trainer.fit first"):
+    with pytest.raises(RuntimeError, match=r"trainer\.fit first"):
         _ = trainer.strategy.run
 
 
@@ -236,7 +243,9 @@ def test_a_checkpoint_loads_for_evaluation_and_inference_as_any_other(tmp_path):
     path = finished(tmp_path)
     (tmp_path / "alone").mkdir()
     alone = shutil.copy(path, tmp_path / "alone")
-    trainer = pl.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False
+    )
     assert trainer.validate(fits.Classifier(), fits.public(), ckpt_path=alone, verbose=False)
     private = pl.Trainer(accelerator="cpu", logger=False, strategy=PrivateTraining(epsilon=1.0, delta=1e-3))
     assert private.validate(fits.Classifier(), fits.public(), ckpt_path=alone, verbose=False)

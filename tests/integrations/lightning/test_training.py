@@ -106,7 +106,9 @@ def test_nothing_private_reaches_loggers_callbacks_or_checkpoints(tmp_path):
     assert len(logged) == fits.STEPS
     assert logged == sorted(logged)
     assert logged[-1] == pytest.approx(trainer.strategy.run.epsilon())
-    board = event_accumulator.EventAccumulator(str(next((tmp_path / "board").rglob("events*")).parent)).Reload()
+    board = event_accumulator.EventAccumulator(
+        str(next((tmp_path / "board").rglob("events*")).parent)
+    ).Reload()
     assert set(board.Tags()["scalars"]) == {"epoch", "epsilon", "val_loss"}
     assert [one.value for one in board.Scalars("epsilon")] == pytest.approx(logged)
     assert set(trainer.callback_metrics) == {"epsilon", "val_loss"}
@@ -195,3 +197,15 @@ def test_an_evaluation_uses_the_strategy_as_any_other(tmp_path):
     spent = trainer.strategy.run.epsilon()
     assert trainer.validate(module, fits.public(), verbose=False)[0]["val_loss"] > 0
     assert trainer.strategy.run.epsilon() == spent
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "loop"])
+@pytest.mark.parametrize("noise", ["reproducible", "secure"])
+def test_every_engine_and_noise_trains(engine, noise, tmp_path):
+    private = {"engine": engine, "noise": noise, "seed": None if noise == "secure" else 3}
+    trainer = fits.trainer(tmp_path, private=private, max_steps=2)
+    trainer.fit(module := fits.Classifier(), fits.loader(batch_sampler=None, num_workers=1))
+    assert trainer.global_step == trainer.strategy.run.steps_done == 2
+    if noise == "reproducible":
+        fits.plain_run(alone := fits.Classifier(), steps=2, engine=engine)
+        assert torch.equal(fits.weights(module), fits.weights(alone))
