@@ -84,7 +84,7 @@ def model_with_equal_values(model):
 
 
 def watched(rank):
-    """Stops a run by a score that differs between the ranks, and returns what was logged and when it ended."""
+    """Stops a run by a score that differs between ranks; returns the logged steps, the end, the scores."""
     logged = []
 
     def score(model):
