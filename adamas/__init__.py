@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 from adamas._version import __version__
 
 if TYPE_CHECKING:
-    from adamas import diagnostics, distributed, engines, finetune, rules, sampling, theory
+    from adamas import (
+        callbacks,
+        diagnostics,
+        distributed,
+        engines,
+        finetune,
+        queries,
+        rules,
+        sampling,
+        theory,
+    )
     from adamas.accounting import calibrate
     from adamas.accounting.data_ledger import DataLedger
     from adamas.accounting.ledger import Ledger
@@ -33,6 +43,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "calibrate",
+    "callbacks",
     "clipped_sum",
     "diagnostics",
     "distributed",
@@ -40,6 +51,7 @@ __all__ = [
     "finetune",
     "load",
     "make_private",
+    "queries",
     "rules",
     "sampling",
     "theory",
