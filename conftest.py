@@ -5,6 +5,8 @@ from tests.support.optional_modules import modules_left_out
 _LEFT_OUT = modules_left_out()
 
 collect_ignore = [module.replace(".", "/") + ".py" for module in _LEFT_OUT]
+# Lightning takes seconds to import. A slow test runs the example: tests/integrations/lightning/test_example.py.
+collect_ignore += ["adamas/integrations/lightning"]
 
 
 def pytest_report_header() -> list[str]:
