@@ -1,8 +1,9 @@
 """Trains privately on handwritten digits with Lightning: checkpoints, logs, early stopping, resuming.
 
-pip install 'adamas[demo,lightning]'
-python examples/lightning/train.py
-CHECKPOINT=runs/lightning/last.ckpt python examples/lightning/train.py      # goes on after a crash
+    pip install 'adamas[demo,lightning]'
+    python examples/lightning/train.py
+
+After a crash, the same command with CHECKPOINT=runs/lightning/last.ckpt goes on.
 """
 
 import os

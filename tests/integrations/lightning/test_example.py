@@ -20,9 +20,8 @@ def test_the_example_trains_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FOLDER", str(tmp_path))
     monkeypatch.setenv("EPOCHS", "4")
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    epsilon, accuracy = map(
-        float, re.findall(r"epsilon (\d\.\d+), best accuracy (\d+\.\d)%", text(capsys))[0]
-    )
+    found = re.search(r"epsilon (\d\.\d+), best accuracy (\d+\.\d)%", text(capsys))
+    epsilon, accuracy = map(float, found.groups())
     assert 2.99 < epsilon <= 3.0
     assert accuracy > 50
     monkeypatch.setenv("CHECKPOINT", str(tmp_path / "last.ckpt"))
