@@ -1,7 +1,5 @@
 """Checks around the step of the optimizer: what it steps on, and what it moves."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +18,7 @@ class Written:
 
     def __init__(self, release: PrivateGradient, rule: torch.optim.Optimizer) -> None:
         release.write_to(rule)
-        self._gradients = [(p, p.grad, _version(p.grad)) for p in parameters_of(rule)]
+        self._gradients = [(p, p.grad, _version(p.grad)) for p in _parameters_of(rule)]
 
     def check(self) -> None:
         """Raises if a gradient was exchanged or changed."""
@@ -65,18 +63,9 @@ class Movement:
             )
 
 
-def parameters_of(rule: torch.optim.Optimizer) -> list[Tensor]:
+def _parameters_of(rule: torch.optim.Optimizer) -> list[Tensor]:
     """Returns the parameters that an optimizer updates."""
     return [p for group in rule.param_groups for p in group["params"] if p.requires_grad]
-
-
-def no_gradients(parameters: Iterable[Tensor]) -> None:
-    """Raises if a parameter has a gradient."""
-    if any(p.grad is not None for p in parameters):
-        raise RuntimeError(
-            "The loss called backward(): gradients without noise are in p.grad. Return one loss per example "
-            "from training_step, and leave the gradients to the run."
-        )
 
 
 def _digests(module: nn.Module) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from adamas.engines import Loss
 from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations.lightning import refusals
 from adamas.integrations.lightning.keeps_ledger import KeepsLedger
-from adamas.integrations.lightning.released import Movement, Written, no_gradients, parameters_of
+from adamas.integrations.lightning.released import Movement, Written
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
 from adamas.loading import Batch, dataset_length
@@ -152,6 +152,7 @@ class PrivateTraining(KeepsLedger):
                     "continue its checkpoint with ckpt_path= in a new Trainer. To train again, give a new "
                     "PrivateTraining spent= the ledger of this run."
                 )
+            self._data = self._resumed = None  # of a fit that was refused
             refusals.check_trainer(trainer)
             refusals.check_module(module, trainer.datamodule)
             if self._loss is None:
@@ -190,7 +191,6 @@ class PrivateTraining(KeepsLedger):
             self._loss or training_step_loss,
             **{one.name: getattr(options, one.name) for one in fields(options)},
         )
-        no_gradients(parameters_of(rule))
         if self._resumed is not None:
             adamas.load(self._resumed, run)
         self._run = run
@@ -241,7 +241,6 @@ class PrivateTraining(KeepsLedger):
                 "Trainer, so that it can stop."
             )
         release = run.privatize(batch)
-        no_gradients(parameters_of(run.rule))
         self._written = Written(release, run.rule)
 
     def optimizer_step(

@@ -263,3 +263,22 @@ def test_the_ledger_of_the_data_gets_back_what_early_stopping_saves(tmp_path):
     trainer.fit(fits.Classifier(), fits.loader())
     assert trainer.strategy.run.steps_done < fits.STEPS
     assert ledger.epsilon() == pytest.approx(trainer.strategy.run.epsilon())
+
+
+class BackwardLater(fits.Classifier):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            F.cross_entropy(self.layer(batch[0]), batch[1]).backward()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "loop"])
+def test_a_backward_in_a_later_training_step_changes_nothing(engine, tmp_path):
+    trainer = fits.trainer(tmp_path, private={"engine": engine})
+    try:
+        trainer.fit(module := BackwardLater(), fits.loader())
+    except adamas.UnsupportedError:
+        assert trainer.strategy.run.steps_done == 2
+        return
+    fits.plain_run(alone := fits.Classifier(), engine=engine)
+    assert torch.equal(fits.weights(module), fits.weights(alone))

@@ -266,3 +266,21 @@ def test_an_average_of_the_weights_resumes(tmp_path):
         module := fits.Classifier(), fits.loader(), ckpt_path=tmp_path / "step=8.ckpt"
     )
     assert torch.equal(fits.weights(module), fits.weights(whole))
+
+
+def test_a_fit_that_was_refused_leaves_nothing_behind(tmp_path):
+    path = finished(tmp_path)
+    trainer = fits.trainer(tmp_path, max_epochs=2)
+    with pytest.raises(ValueError, match="steps"):
+        trainer.fit(fits.Classifier(), fits.loader(), ckpt_path=path)
+    trainer = fits.trainer(tmp_path, private=fits.TERMS, max_epochs=1)
+    with pytest.raises(ValueError, match=r"layer\.bias"):
+        trainer.fit(Part(), fits.loader(), ckpt_path=path)
+    trainer.fit(module := fits.Classifier(), fits.loader())
+    fits.plain_run(alone := fits.Classifier(), steps=5)
+    assert torch.equal(fits.weights(module), fits.weights(alone))
+
+
+class Part(fits.Classifier):
+    def configure_optimizers(self):
+        return self.rule([self.layer.weight])
