@@ -24,6 +24,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
 ]
