@@ -44,8 +44,8 @@ _ALONE = "the example is alone in its batch"
 _BESIDE = "the other examples change, with the same random values"
 
 _OWN_GENERATOR = (
-    " If it makes a generator of its own at its first batch, as a collator of transformers does with seed=, leave "
-    "out the seed: the run seeds torch's generator for each batch."
+    " If it makes a generator of its own at its first batch, as a collator of transformers does with seed=, "
+    "leave out the seed: the run seeds torch's generator for each batch."
 )
 
 Collate = Callable[[list[Any]], Any]

@@ -67,8 +67,8 @@ def _check_does_nothing(prepared: Any, plain: bool) -> None:
     if processes > 1:
         raise TypeError(
             f"Expected rule and scheduler as they were made on each of {processes} ranks, got a prepared "
-            f"{name}. {_PLAIN}, the plain model (accelerator.unwrap_model), and distributed=True: the run deals "
-            "out the batches and adds up the clipped sums."
+            f"{name}. {_PLAIN}, the plain model (accelerator.unwrap_model), and distributed=True: the run "
+            "deals out the batches and adds up the clipped sums."
         )
     if accumulated > 1:
         raise TypeError(
