@@ -171,7 +171,8 @@ class RunOptions(TrainingOptions):
         if isinstance(self.sampling, Sampler):
             raise TypeError(
                 f"Expected sampling to be a name, got the sampler {type(self.sampling).__name__}, which has "
-                f"no accounting. Choose one of {', '.join(SAMPLINGS)}; weights of classes belong into the loss."
+                f"no accounting. Choose one of {', '.join(SAMPLINGS)}. Weights of classes belong into the "
+                "loss."
             )
         _validate.one_of(SAMPLINGS, sampling=self.sampling)
         if (self.max_batch_size is not None) != (self.sampling == "truncated-poisson"):
