@@ -73,6 +73,6 @@ def _of_types(model: nn.Module, sample: Any) -> str:
     measured = next((kind for kind in kinds if len(kinds) == 1), torch.float32)
     return (
         f"Expected numbers of the types that the model takes. It has parameters of {own}; the batch has "
-        f"{given}. Convert in the data set: measurements to {measured}, as in TensorDataset(x.to({measured}), "
-        "y), and indices of classes to torch.int64."
+        f"{given}. Convert in the data set: measurements as in TensorDataset(x.to({measured}), y), and "
+        "indices of classes to torch.int64."
     )
