@@ -1,6 +1,8 @@
 """Data sets of `datasets` and collators of `transformers` work as they are; the others are refused."""
 
 import copy
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,3 +239,28 @@ def test_a_record_whose_logits_are_not_numbers_has_no_influence():
         N - 1
     ) + [True]
     assert promised_runs.influence(run, N - 1) == 0
+
+
+# --- the page ---------------------------------------------------------------------------------------------
+
+
+def test_the_code_on_the_page_trains_within_its_budget():
+    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+    names = {}
+    datasets.disable_progress_bars()
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(block, names)
+    assert names["loss"] is losses.classification
+    assert names["run"].engine == "bookkeeping"
+    assert 2.9 < names["run"].epsilon() <= 3.0
+
+
+def test_the_page_lists_every_loss():
+    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \| (?:`\.|with)", page, flags=re.MULTILINE) == list(losses.LOSSES)
+
+
+def test_a_tokenizer_that_pads_at_the_start_is_refused_with_the_remedy():
+    left = tokenizer()
+    left.padding_side = "left"
+    refused(texts(N), transformers.DataCollatorWithPadding(left), "padding_side = 'right'", UnsupportedError)
