@@ -1,0 +1,399 @@
+"""`PrivacyEngine`: private training behind the names of Opacus 1.6."""
+
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import adamas
+from adamas import _validate
+from adamas.errors import UnsupportedError
+from adamas.integrations.opacus.accountant import ACCOUNTANTS, Accountant, check_delta
+from adamas.integrations.opacus.arguments import (
+    GHOST,
+    check_loader,
+    check_objects,
+    check_options,
+    own_collate,
+)
+from adamas.integrations.opacus.loader import PrivateLoader
+from adamas.integrations.opacus.module import PrivateModule
+from adamas.integrations.opacus.optimizer import PrivateOptimizer
+from adamas.integrations.opacus.training import Replayed, Training
+from adamas.loading import dataset_length
+from adamas.run.calibration import calibrated
+from adamas.run.loop import PrivateRun
+from adamas.run.options import RunOptions
+from adamas.run.preconditions import check_modules, check_whole
+from adamas.run.validation import validated
+
+
+class PrivacyEngine:
+    """Makes a training loop private, with the arguments and results of Opacus' `PrivacyEngine`.
+
+    The loop computes on deferred values: the data loader yields no data, and the module, functions of torch
+    and losses write down what to compute. `loss.backward()` draws the batch, releases its private gradient
+    and records it; `optimizer.step()` uses it. So nothing in the loop can see a private value, and nothing
+    can train on one. What differs from Opacus: `docs/from_opacus.md`.
+
+    Args:
+        accountant: "prv", Opacus' name for numerical composition, which `adamas` does by "pld"; or "rdp".
+        secure_mode: Noise that withstands floating-point attacks, `noise="secure"` of `adamas.make_private`.
+        seed: A number makes the run reproducible. Whoever knows it can remove the noise.
+
+    Attributes:
+        accountant: Reads what was spent.
+        secure_mode: As given.
+        seed: As given.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from adamas.integrations.opacus import PrivacyEngine
+        >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+        >>> loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=50, shuffle=True)
+        >>> model = torch.nn.Linear(2, 2)
+        >>> criterion = torch.nn.CrossEntropyLoss()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> privacy_engine = PrivacyEngine()
+        >>> model, optimizer, loader = privacy_engine.make_private(
+        ...     module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+        >>> for epoch in range(4):
+        ...     for features, labels in loader:
+        ...         optimizer.zero_grad()
+        ...         loss = criterion(model(features), labels)
+        ...         loss.backward()
+        ...         optimizer.step()
+        >>> round(privacy_engine.get_epsilon(delta=1e-4), 2)
+        3.85
+    """
+
+    def __init__(
+        self, *, accountant: str = "prv", secure_mode: bool = False, seed: int | None = None
+    ) -> None:
+        if accountant == "gdp":
+            raise UnsupportedError(
+                "accountant='gdp' is not supported: the central limit theorem gives an approximation, which "
+                "can be below the true epsilon. Use 'prv' or 'rdp'."
+            )
+        _validate.one_of(ACCOUNTANTS, accountant=accountant)
+        if not isinstance(secure_mode, bool):
+            raise TypeError(f"Expected secure_mode={secure_mode!r} to be True or False.")
+        self.accountant = Accountant(accountant)
+        self.secure_mode, self.seed = secure_mode, seed
+        self._training: Training | None = None
+        self._objects: tuple[nn.Module, ...] = ()
+
+    @property
+    def run(self) -> PrivateRun:
+        """The run behind the loop, for `run.diagnostics()`, `run.privacy_statement()` and `adamas.check`."""
+        if self._training is None:
+            raise RuntimeError("Expected make_private to be called first.")
+        return self._training.run
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> Any:
+        """Makes module, optimizer and data loader private, for as many epochs as the loop takes.
+
+        Args:
+            module: Any module. Call the returned one in the loop.
+            optimizer: A rule of `adamas.rules`, or any `torch.optim` optimizer, over the module's parameters.
+            criterion: The loss of `grad_sample_mode="ghost"`; cross entropy if None.
+            data_loader: A data loader over a map-style data set. An example joins each batch with
+                probability batch_size/N, and an epoch has `len(data_loader)` batches.
+            noise_multiplier: Standard deviation of the noise relative to the sensitivity.
+            max_grad_norm: Radius to which an example's gradient is clipped.
+            batch_first: True.
+            loss_reduction: "mean" or "sum", as the loss has it.
+            poisson_sampling: False for shuffled batches of a fixed size, which are accounted as such: an
+                epoch costs as much as one release on all data.
+            clipping: "flat".
+            noise_generator: None.
+            grad_sample_mode: "hooks", "functorch" or "ew", which compute the same; "ghost" also returns the
+                criterion.
+            wrap_model: True.
+            rand_on_empty: False.
+
+        Returns:
+            (module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) for
+            `grad_sample_mode="ghost"`.
+
+        Raises:
+            UnsupportedError: If an argument has no exact counterpart, before anything is changed.
+        """
+        check_options(
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            rand_on_empty=rand_on_empty,
+            max_grad_norm=max_grad_norm,
+        )
+        return self._made(
+            module,
+            optimizer,
+            criterion,
+            data_loader,
+            grad_sample_mode,
+            epochs=None,
+            loss_reduction=loss_reduction,
+            sampling="poisson" if poisson_sampling else "shuffled",
+            noise_multiplier=noise_multiplier,
+            clip_norm=max_grad_norm,
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+    ) -> Any:
+        """Makes module, optimizer and data loader private, with the noise that a budget asks for.
+
+        The budget holds: a step beyond `epochs` epochs is refused.
+
+        Args:
+            module: As for `make_private`, as all that is not explained here.
+            optimizer: See there.
+            criterion: See there.
+            data_loader: See there.
+            target_epsilon: The budget.
+            target_delta: The delta of the budget, below 1/N.
+            epochs: How many times the loop goes through the data loader.
+            max_grad_norm: See there.
+            batch_first: See there.
+            loss_reduction: See there.
+            poisson_sampling: See there.
+            clipping: See there.
+            noise_generator: See there.
+            grad_sample_mode: See there.
+            wrap_model: See there.
+            rand_on_empty: See there.
+
+        Returns:
+            As `make_private`. `optimizer.noise_multiplier` is the noise.
+        """
+        check_options(
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            rand_on_empty=rand_on_empty,
+            max_grad_norm=max_grad_norm,
+        )
+        _validate.count(epochs=epochs)
+        return self._made(
+            module,
+            optimizer,
+            criterion,
+            data_loader,
+            grad_sample_mode,
+            epochs=epochs,
+            loss_reduction=loss_reduction,
+            sampling="poisson" if poisson_sampling else "shuffled",
+            epsilon=target_epsilon,
+            delta=target_delta,
+            clip_norm=max_grad_norm,
+        )
+
+    def _made(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any,
+        data_loader: DataLoader[Any],
+        grad_sample_mode: str,
+        *,
+        epochs: int | None,
+        loss_reduction: str,
+        sampling: str,
+        clip_norm: float,
+        delta: float | None = None,
+        **noise: float,
+    ) -> Any:
+        """Makes the run, and what the loop needs of it; without epochs there is no end."""
+        if self._training is not None:
+            raise RuntimeError(
+                "Expected one run of a PrivacyEngine. Make another engine for another run. If it trains on "
+                "the same data, add up what both spend by adamas.make_private(..., data_ledger=)."
+            )
+        check_objects(module, optimizer, data_loader)
+        check_loader(data_loader, poisson_sampling=sampling == "poisson")
+        n = dataset_length(data_loader.dataset)
+        if delta is not None:
+            check_delta(n, target_delta=delta)
+        if criterion is not None and getattr(criterion, "reduction", loss_reduction) != loss_reduction:
+            raise ValueError(
+                f"Expected criterion.reduction={criterion.reduction!r} to be loss_reduction, "
+                f"{loss_reduction!r}."
+            )
+        replayed = Replayed()
+        arguments = validated(
+            module,
+            optimizer,
+            data_loader.dataset,
+            replayed.loss(),
+            RunOptions(
+                batch_size=data_loader.batch_size,
+                steps=(epochs or 1) * len(data_loader),
+                delta=0.1 / n if delta is None else delta,  # of run.epsilon() only
+                clip_norm=clip_norm,
+                seed=self.seed,
+                noise="secure" if self.secure_mode else "reproducible",
+                sampling=sampling,
+                collate_fn=own_collate(data_loader),
+                num_workers=data_loader.num_workers,
+                accountant=ACCOUNTANTS[self.accountant.mechanism()],
+                progress=False,
+                **noise,
+            ),
+        )
+        training = Training(
+            arguments,
+            calibrated(arguments),
+            replayed,
+            steps_per_epoch=len(data_loader),
+            reduction=loss_reduction,
+        )
+        self._training, self.accountant.run = training, training.run
+        private = PrivateModule(module)
+        self._objects = private, module
+        wrapped = PrivateOptimizer(
+            optimizer,
+            noise_multiplier=training.run.noise_multiplier,
+            max_grad_norm=clip_norm,
+            expected_batch_size=training.run.loader.sampler.batch_size,
+        )
+        loader = PrivateLoader(training)
+        if grad_sample_mode == GHOST:
+            return private, wrapped, PrivateCriterion(criterion or nn.CrossEntropyLoss()), loader
+        return private, wrapped, loader
+
+    def get_epsilon(self, delta: float) -> float:
+        """Returns the epsilon spent so far, an upper bound; 0 before `make_private`.
+
+        Args:
+            delta: Below 1/N.
+        """
+        return self.accountant.get_epsilon(delta)
+
+    def save_checkpoint(
+        self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Saves the whole run: module, optimizer, ledger, settings, positions of sampling and noise.
+
+        From then on each release is also written to a journal beside the file.
+
+        Args:
+            path: The file.
+            module: The module of this engine.
+            optimizer: The optimizer of this engine. It is saved in any case.
+        """
+        self._check_mine(module, optimizer)
+        self.run.save(path)
+
+    def load_checkpoint(
+        self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Continues a saved run, before the first step and with the arguments of the saved one.
+
+        Releases that the saved run made after it was saved are in its journal, and count.
+
+        Args:
+            path: The file of `save_checkpoint`.
+            module: The module of this engine.
+            optimizer: The optimizer of this engine. Its state is loaded in any case.
+        """
+        self._check_mine(module, optimizer)
+        adamas.load(path, self.run)
+
+    def is_compatible(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: DataLoader[Any] | None = None,
+    ) -> bool:
+        """Tells whether `validate` accepts the module."""
+        try:
+            self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        except UnsupportedError:
+            return False
+        return True
+
+    def validate(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: DataLoader[Any] | None = None,
+    ) -> None:
+        """Raises for a module that mixes examples, such as batch norm. The first step checks all calls."""
+        check_modules(module)
+        check_whole(module)
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """Returns the module if `validate` accepts it. No layer is replaced: the error names the remedy."""
+        check_modules(module)
+        check_whole(module)
+        return module
+
+    def _check_mine(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        rule = self.run.rule
+        mine = isinstance(optimizer, PrivateOptimizer) and optimizer.original_optimizer is rule
+        if not any(module is one for one in self._objects) or not (optimizer in (None, rule) or mine):
+            raise ValueError("Expected module and optimizer to be those that make_private returned.")
+
+
+class PrivateCriterion:
+    """The criterion of `grad_sample_mode="ghost"`, which needs no wrapping here.
+
+    Args:
+        criterion: The user's.
+    """
+
+    def __init__(self, criterion: Any) -> None:
+        self.criterion = criterion
+
+    def __call__(self, *args: Any, shape: Any = None, **kwargs: Any) -> Any:
+        """Calls the criterion. `shape`, by which Opacus finds the examples, is not needed."""
+        return self.criterion(*args, **kwargs)
