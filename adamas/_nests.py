@@ -19,9 +19,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return map_leaves(Tensor, function, batch)
 
 
-def map_leaves(
-    kind: type | tuple[type, ...], function: Callable[[Any], Any], batch: Any
-) -> Any:
+def map_leaves(kind: type | tuple[type, ...], function: Callable[[Any], Any], batch: Any) -> Any:
     """Applies `function` to each value of a kind in a nest, as `map_tensors` does to tensors."""
     if isinstance(batch, kind):
         return function(batch)

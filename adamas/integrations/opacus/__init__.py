@@ -8,8 +8,9 @@ Change the import, and leave the loop as it is:
 """
 
 from adamas.integrations.opacus.accountant import Accountant
+from adamas.integrations.opacus.criterion import PrivateCriterion
 from adamas.integrations.opacus.deferred import Deferred, DeferredLoss
-from adamas.integrations.opacus.engine import PrivacyEngine, PrivateCriterion
+from adamas.integrations.opacus.engine import PrivacyEngine
 from adamas.integrations.opacus.loader import PrivateLoader
 from adamas.integrations.opacus.memory import BatchMemoryManager
 from adamas.integrations.opacus.module import PrivateModule

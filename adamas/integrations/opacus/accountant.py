@@ -44,9 +44,11 @@ class Accountant:
         return self.run.epsilon(ACCOUNTANTS[self._mechanism], delta=delta)
 
 
-def check_delta(dataset_size: int, **named: float) -> None:
+def check_delta(dataset_size: int, **named: float | None) -> None:
     """Raises for a delta with which publishing a record would count as private."""
     ((name, delta),) = named.items()
+    if isinstance(delta, bool) or not isinstance(delta, int | float):
+        raise TypeError(f"Expected {name}={delta!r} to be a number.")
     if not 0 < delta < 1 / dataset_size:
         raise ValueError(
             f"Expected {name}={delta!r} in (0, 1/N) = (0, {1 / dataset_size:.3g}) for N = {dataset_size} "

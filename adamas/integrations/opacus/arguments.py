@@ -40,7 +40,9 @@ def check_options(
     if isinstance(max_grad_norm, list | tuple):
         _refuse("max_grad_norm", max_grad_norm, "clips each layer by itself. Give one number")
     if not batch_first:
-        _refuse("batch_first", batch_first, "puts time before the examples. Transpose in the module's forward")
+        _refuse(
+            "batch_first", batch_first, "puts time before the examples. Transpose in the module's forward"
+        )
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"Expected loss_reduction={loss_reduction!r} to be 'mean' or 'sum'.")
     if not isinstance(poisson_sampling, bool):

@@ -1,7 +1,7 @@
 """`PrivacyEngine`: private training behind the names of Opacus 1.6."""
 
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,24 +10,18 @@ from torch.utils.data import DataLoader
 import adamas
 from adamas import _validate
 from adamas.errors import UnsupportedError
-from adamas.integrations.opacus.accountant import ACCOUNTANTS, Accountant, check_delta
-from adamas.integrations.opacus.arguments import (
-    GHOST,
-    check_loader,
-    check_objects,
-    check_options,
-    own_collate,
-)
+from adamas.integrations.opacus.accountant import ACCOUNTANTS, Accountant
+from adamas.integrations.opacus.arguments import GHOST, check_options
+from adamas.integrations.opacus.criterion import PrivateCriterion
 from adamas.integrations.opacus.loader import PrivateLoader
+from adamas.integrations.opacus.making import Terms, make_training, private_optimizer
 from adamas.integrations.opacus.module import PrivateModule
 from adamas.integrations.opacus.optimizer import PrivateOptimizer
-from adamas.integrations.opacus.training import Replayed, Training
-from adamas.loading import dataset_length
-from adamas.run.calibration import calibrated
+from adamas.integrations.opacus.training import Training
 from adamas.run.loop import PrivateRun
-from adamas.run.options import RunOptions
 from adamas.run.preconditions import check_modules, check_whole
-from adamas.run.validation import validated
+
+_CROSS_ENTROPY = nn.CrossEntropyLoss()
 
 
 class PrivacyEngine:
@@ -57,9 +51,10 @@ class PrivacyEngine:
         >>> model = torch.nn.Linear(2, 2)
         >>> criterion = torch.nn.CrossEntropyLoss()
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> privacy_engine = PrivacyEngine()
+        >>> privacy_engine = PrivacyEngine(accountant="rdp")
         >>> model, optimizer, loader = privacy_engine.make_private(
-        ...     module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+        ...     module=model, optimizer=optimizer, data_loader=loader,
+        ...     noise_multiplier=1.0, max_grad_norm=1.0)
         >>> for epoch in range(4):
         ...     for features, labels in loader:
         ...         optimizer.zero_grad()
@@ -98,7 +93,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        criterion: Any = None,
+        criterion: Any = _CROSS_ENTROPY,
         data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float,
@@ -116,7 +111,7 @@ class PrivacyEngine:
         Args:
             module: Any module. Call the returned one in the loop.
             optimizer: A rule of `adamas.rules`, or any `torch.optim` optimizer, over the module's parameters.
-            criterion: The loss of `grad_sample_mode="ghost"`; cross entropy if None.
+            criterion: The loss of `grad_sample_mode="ghost"`; cross entropy by default.
             data_loader: A data loader over a map-style data set. An example joins each batch with
                 probability batch_size/N, and an epoch has `len(data_loader)` batches.
             noise_multiplier: Standard deviation of the noise relative to the sensitivity.
@@ -150,17 +145,20 @@ class PrivacyEngine:
             rand_on_empty=rand_on_empty,
             max_grad_norm=max_grad_norm,
         )
+        _validate.noise_multiplier(noise_multiplier=noise_multiplier)
         return self._made(
             module,
             optimizer,
             criterion,
             data_loader,
             grad_sample_mode,
-            epochs=None,
-            loss_reduction=loss_reduction,
-            sampling="poisson" if poisson_sampling else "shuffled",
-            noise_multiplier=noise_multiplier,
-            clip_norm=max_grad_norm,
+            Terms(
+                loss_reduction=loss_reduction,
+                criterion=criterion if grad_sample_mode == GHOST else None,
+                poisson_sampling=poisson_sampling,
+                clip_norm=max_grad_norm,
+                noise_multiplier=noise_multiplier,
+            ),
         )
 
     def make_private_with_epsilon(
@@ -168,7 +166,7 @@ class PrivacyEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        criterion: Any = None,
+        criterion: Any = _CROSS_ENTROPY,
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
@@ -185,25 +183,9 @@ class PrivacyEngine:
     ) -> Any:
         """Makes module, optimizer and data loader private, with the noise that a budget asks for.
 
-        The budget holds: a step beyond `epochs` epochs is refused.
-
-        Args:
-            module: As for `make_private`, as all that is not explained here.
-            optimizer: See there.
-            criterion: See there.
-            data_loader: See there.
-            target_epsilon: The budget.
-            target_delta: The delta of the budget, below 1/N.
-            epochs: How many times the loop goes through the data loader.
-            max_grad_norm: See there.
-            batch_first: See there.
-            loss_reduction: See there.
-            poisson_sampling: See there.
-            clipping: See there.
-            noise_generator: See there.
-            grad_sample_mode: See there.
-            wrap_model: See there.
-            rand_on_empty: See there.
+        `target_epsilon` and `target_delta` are the budget, and `epochs` is how many times the loop goes
+        through the data loader. The budget holds: a step beyond these epochs is refused. All other
+        arguments are those of `make_private`.
 
         Returns:
             As `make_private`. `optimizer.noise_multiplier` is the noise.
@@ -219,19 +201,21 @@ class PrivacyEngine:
             rand_on_empty=rand_on_empty,
             max_grad_norm=max_grad_norm,
         )
-        _validate.count(epochs=epochs)
         return self._made(
             module,
             optimizer,
             criterion,
             data_loader,
             grad_sample_mode,
-            epochs=epochs,
-            loss_reduction=loss_reduction,
-            sampling="poisson" if poisson_sampling else "shuffled",
-            epsilon=target_epsilon,
-            delta=target_delta,
-            clip_norm=max_grad_norm,
+            Terms(
+                loss_reduction=loss_reduction,
+                criterion=criterion if grad_sample_mode == GHOST else None,
+                poisson_sampling=poisson_sampling,
+                clip_norm=max_grad_norm,
+                epsilon=target_epsilon,
+                delta=target_delta,
+                epochs=epochs,
+            ),
         )
 
     def _made(
@@ -241,71 +225,28 @@ class PrivacyEngine:
         criterion: Any,
         data_loader: DataLoader[Any],
         grad_sample_mode: str,
-        *,
-        epochs: int | None,
-        loss_reduction: str,
-        sampling: str,
-        clip_norm: float,
-        delta: float | None = None,
-        **noise: float,
+        terms: Terms,
     ) -> Any:
-        """Makes the run, and what the loop needs of it; without epochs there is no end."""
         if self._training is not None:
             raise RuntimeError(
                 "Expected one run of a PrivacyEngine. Make another engine for another run. If it trains on "
-                "the same data, add up what both spend by adamas.make_private(..., data_ledger=)."
+                "the same data, let adamas.make_private add up what both spend, by data_ledger=."
             )
-        check_objects(module, optimizer, data_loader)
-        check_loader(data_loader, poisson_sampling=sampling == "poisson")
-        n = dataset_length(data_loader.dataset)
-        if delta is not None:
-            check_delta(n, target_delta=delta)
-        if criterion is not None and getattr(criterion, "reduction", loss_reduction) != loss_reduction:
-            raise ValueError(
-                f"Expected criterion.reduction={criterion.reduction!r} to be loss_reduction, "
-                f"{loss_reduction!r}."
-            )
-        replayed = Replayed()
-        arguments = validated(
+        training = make_training(
             module,
             optimizer,
-            data_loader.dataset,
-            replayed.loss(),
-            RunOptions(
-                batch_size=data_loader.batch_size,
-                steps=(epochs or 1) * len(data_loader),
-                delta=0.1 / n if delta is None else delta,  # of run.epsilon() only
-                clip_norm=clip_norm,
-                seed=self.seed,
-                noise="secure" if self.secure_mode else "reproducible",
-                sampling=sampling,
-                collate_fn=own_collate(data_loader),
-                num_workers=data_loader.num_workers,
-                accountant=ACCOUNTANTS[self.accountant.mechanism()],
-                progress=False,
-                **noise,
-            ),
-        )
-        training = Training(
-            arguments,
-            calibrated(arguments),
-            replayed,
-            steps_per_epoch=len(data_loader),
-            reduction=loss_reduction,
+            data_loader,
+            terms,
+            accountant=ACCOUNTANTS[self.accountant.mechanism()],
+            secure=self.secure_mode,
+            seed=self.seed,
         )
         self._training, self.accountant.run = training, training.run
-        private = PrivateModule(module)
+        private, wrapped = PrivateModule(module), private_optimizer(training)
         self._objects = private, module
-        wrapped = PrivateOptimizer(
-            optimizer,
-            noise_multiplier=training.run.noise_multiplier,
-            max_grad_norm=clip_norm,
-            expected_batch_size=training.run.loader.sampler.batch_size,
-        )
-        loader = PrivateLoader(training)
         if grad_sample_mode == GHOST:
-            return private, wrapped, PrivateCriterion(criterion or nn.CrossEntropyLoss()), loader
-        return private, wrapped, loader
+            return private, wrapped, PrivateCriterion(criterion), PrivateLoader(training)
+        return private, wrapped, PrivateLoader(training)
 
     def get_epsilon(self, delta: float) -> float:
         """Returns the epsilon spent so far, an upper bound; 0 before `make_private`.
@@ -345,13 +286,7 @@ class PrivacyEngine:
         self._check_mine(module, optimizer)
         adamas.load(path, self.run)
 
-    def is_compatible(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        data_loader: DataLoader[Any] | None = None,
-    ) -> bool:
+    def is_compatible(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
         """Tells whether `validate` accepts the module."""
         try:
             self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
@@ -359,13 +294,7 @@ class PrivacyEngine:
             return False
         return True
 
-    def validate(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        data_loader: DataLoader[Any] | None = None,
-    ) -> None:
+    def validate(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
         """Raises for a module that mixes examples, such as batch norm. The first step checks all calls."""
         check_modules(module)
         check_whole(module)
@@ -382,18 +311,3 @@ class PrivacyEngine:
         mine = isinstance(optimizer, PrivateOptimizer) and optimizer.original_optimizer is rule
         if not any(module is one for one in self._objects) or not (optimizer in (None, rule) or mine):
             raise ValueError("Expected module and optimizer to be those that make_private returned.")
-
-
-class PrivateCriterion:
-    """The criterion of `grad_sample_mode="ghost"`, which needs no wrapping here.
-
-    Args:
-        criterion: The user's.
-    """
-
-    def __init__(self, criterion: Any) -> None:
-        self.criterion = criterion
-
-    def __call__(self, *args: Any, shape: Any = None, **kwargs: Any) -> Any:
-        """Calls the criterion. `shape`, by which Opacus finds the examples, is not needed."""
-        return self.criterion(*args, **kwargs)

@@ -86,9 +86,7 @@ class Program:
             if isinstance(node, Leaf):
                 values[node] = tensors[node.place]
                 continue
-            args, kwargs = map_leaves(
-                (Leaf, Node), values.__getitem__, (list(node.args), dict(node.kwargs))
-            )
+            args, kwargs = map_leaves((Leaf, Node), values.__getitem__, (list(node.args), dict(node.kwargs)))
             function = model if node.function is None else node.function
             try:
                 values[node] = function(*args, **kwargs)

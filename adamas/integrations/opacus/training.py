@@ -1,5 +1,6 @@
 """One private training: the run, and the turns of the user's loop."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from adamas._guards.collate import Collated
-from adamas._nests import map_leaves, named_tensors
+from adamas._nests import map_leaves
 from adamas.accounting import Plan
 from adamas.engines import ENGINES, FAST
 from adamas.errors import BudgetError, SlowEngineWarning
@@ -84,8 +85,12 @@ class Training:
             if self._turn is not None:
                 self._turn.end()
             turn = self._turn = Turn(self._release, self._reduction)
-            places = iter(range(len(list(named_tensors(self._example)))))
-            yield map_leaves(Tensor, lambda _: Deferred(Leaf(next(places)), turn), self._example)
+            yield self._deferred(turn)
+
+    def _deferred(self, turn: Turn) -> Any:
+        """Returns a batch with a deferred value in place of each tensor."""
+        places = itertools.count()
+        return map_leaves(Tensor, lambda _: Deferred(Leaf(next(places)), turn), self._example)
 
     @contextmanager
     def micro_batches(self, size: int) -> Iterator[None]:
