@@ -39,12 +39,24 @@ def mean_of_each(first: Tensor, values: Tensor) -> Tensor:
         >>> mean_of_each(torch.zeros(2, 7), torch.tensor([[1.0, 2.0], [3.0, 5.0]])).tolist()
         [1.5, 4.0]
     """
-    return values.reshape(first.shape[0], -1).mean(1)
+    return _rows(first, values).mean(1)
 
 
 def sum_of_each(first: Tensor, values: Tensor) -> Tensor:
     """Sums over all axes of each example, of which `first` has one per row."""
-    return values.reshape(first.shape[0], -1).sum(1)
+    return _rows(first, values).sum(1)
+
+
+def _rows(first: Tensor, values: Tensor) -> Tensor:
+    """Returns the elements of each example as a row."""
+    try:
+        return values.reshape(first.shape[0], -1)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            "Expected a loss with the same number of elements for each example, got one that is averaged, "
+            "chosen or cut over the batch. Give each example a loss, and those that do not count a weight "
+            "of 0."
+        ) from error
 
 
 @dataclass(frozen=True)
