@@ -28,6 +28,7 @@ PACKAGES = [
     "adamas.finetune",
     "adamas.models",
     "adamas.data",
+    "adamas.integrations.opacus",
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {
