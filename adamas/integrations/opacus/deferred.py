@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -33,6 +34,7 @@ class Deferred:
     """
 
     __slots__ = ("_node", "_turn")
+    __array_ufunc__ = None  # NumPy's numbers leave arithmetic to this class
 
     def __init__(self, node: Leaf | Node, turn: Turn) -> None:
         self._node, self._turn = node, turn
@@ -94,6 +96,7 @@ class DeferredLoss:
     """
 
     __slots__ = ("_each", "_reduction")
+    __array_ufunc__ = None
 
     def __init__(self, each: Deferred, reduction: str) -> None:
         self._each, self._reduction = each, reduction
@@ -172,7 +175,7 @@ def _combined(function: Callable[[Any, Any], Any], loss: DeferredLoss, other: An
                 f"({user_line()})."
             )
         return DeferredLoss(recorded(function, (loss._each, other._each), {}), loss._reduction)
-    if isinstance(other, int | float) or (isinstance(other, Tensor) and other.dim() == 0):
+    if isinstance(other, Real) or (isinstance(other, Tensor) and other.dim() == 0):
         return DeferredLoss(recorded(function, (loss._each, other), {}), loss._reduction)
     refuse_of_loss(f"{function.__name__} with a {type(other).__name__}")
 

@@ -120,8 +120,9 @@ class Program:
                 of_model.add(node)
                 if not node.differentiable:
                     raise UnsupportedError(
-                        f"Expected gradients to be enabled at {node.line}, but it is under torch.no_grad() "
-                        "and the loss depends on it. Use .detach() instead."
+                        f"Expected gradients to be enabled at {node.line}, but it is under torch.no_grad(), "
+                        "or in the forward of an autograd.Function, and the loss depends on it. Use "
+                        ".detach(), or put the function into the module."
                     )
 
 

@@ -35,7 +35,11 @@ class Replayed:
         """Returns the loss function, which stays the same object."""
 
         def replayed(model: nn.Module, batch: Any) -> Tensor:
-            assert self.program is not None
+            if self.program is None:
+                raise RuntimeError(
+                    "Expected the loop to have computed a loss: the run knows it from the first "
+                    "loss.backward() on."
+                )
             return self.program(model, batch)
 
         return replayed

@@ -1,7 +1,9 @@
 """Loops that scripts have: batches of any kind, schedulers, several losses; and values that nobody gets."""
 
+import copy
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,10 @@ def test_workers_and_micro_batches_change_no_step():
         _, module, optimizer, loader = private(
             model, Records(), loader_options={"num_workers": workers}, noise_multiplier=0.5
         )
+        for batch in loader:  # and then the workers begin again
+            F.cross_entropy(module(batch["x"]), batch["more"]["y"]).backward()
+            optimizer.step()
+            break
         for _ in range(2):
             with BatchMemoryManager(
                 data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
@@ -92,6 +98,7 @@ EQUAL = {
     "indexed": lambda m, x, y: -m(x).log_softmax(1).gather(1, y[:, None])[:, 0].mean(),
     "two halves": lambda m, x, y: 0.5 * F.cross_entropy(m(x), y) + F.cross_entropy(m(x), y) / 2,
     "tensor weights": lambda m, x, y: torch.tensor(2.0) * F.cross_entropy(m(x), y) * 0.5 - 3,
+    "numbers of NumPy": lambda m, x, y: np.float32(0.5) * F.cross_entropy(m(x), y) * np.float64(2),
     "difference": lambda m, x, y: -(0 - 2 * F.cross_entropy(m(x), y)) - F.cross_entropy(m(x), y),
     "unit weights": lambda m, x, y: (torch.ones(3)[y] * F.cross_entropy(m(x), y, reduction="none")).mean(),
     "keywords": lambda m, x, y: F.cross_entropy(input=m(x), target=y, label_smoothing=0.0),
@@ -197,6 +204,16 @@ def test_the_module_evaluates_plain_tensors_and_offers_its_attributes():
     module.eval()
     assert not model.training
     assert (len(loader), len(loader.dataset), loader.sample_rate) == (6, 60, 10 / 60)
+
+
+def test_the_run_behind_the_loop_explains_itself_once_it_knows_the_loss():
+    engine, module, optimizer, loader = private()
+    with pytest.raises(RuntimeError, match=r"first loss\.backward\(\)"):
+        engine.run.explain()
+    train(module, optimizer, loader)
+    assert len(engine.run.explain().costs) == 4
+    assert "Poisson" in engine.run.privacy_statement()
+    assert "weight" in next(iter(copy.deepcopy(module).state_dict()))
 
 
 class Branching(nn.Module):
@@ -317,6 +334,18 @@ def test_values_of_an_earlier_turn_are_refused():
         loss.backward()
 
 
+class Rounded(torch.autograd.Function):
+    """Rounds, and has the gradient of not rounding."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
 def test_calls_that_would_run_otherwise_later_are_refused():
     _, module, _, loader = private()
     x, y = next(iter(loader))
@@ -326,6 +355,8 @@ def test_calls_that_would_run_otherwise_later_are_refused():
         F.cross_entropy(output, y).backward()
     with torch.autocast("cpu"), pytest.raises(UnsupportedError, match="autocast"):
         module(x)
+    with pytest.raises(UnsupportedError, match=r"autograd\.Function"):
+        F.cross_entropy(Rounded.apply(module(x)), y).backward()
     penalty = next(module.parameters()).square().sum()
     with pytest.raises(UnsupportedError, match="weight_decay"):
         F.cross_entropy(module(x), y) + penalty
