@@ -26,6 +26,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
     "adamas.integrations.opacus",
