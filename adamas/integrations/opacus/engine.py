@@ -62,7 +62,7 @@ class PrivacyEngine:
         ...         loss.backward()
         ...         optimizer.step()
         >>> round(privacy_engine.get_epsilon(delta=1e-4), 2)
-        3.85
+        4.54
     """
 
     def __init__(

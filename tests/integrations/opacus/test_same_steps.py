@@ -154,3 +154,31 @@ def test_a_loss_divided_for_accumulation_is_clipped_as_in_opacus():
         compare("divided")
     finally:
         del CASES["divided"]
+
+
+def test_ignored_labels_make_the_steps_of_the_ghost_criterion_of_opacus():
+    tokens, y = next_data()
+    y[:8, 2:] = -100
+    y[8, 1:] = -100
+    found = []
+    for engine in (opacus.PrivacyEngine(), PrivacyEngine()):
+        model = seeded(NextTokens())
+        module, optimizer, criterion, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+            criterion=nn.CrossEntropyLoss(),
+            data_loader=DataLoader(TensorDataset(tokens, y), batch_size=len(y)),
+            noise_multiplier=0.0,
+            max_grad_norm=0.5,
+            poisson_sampling=False,
+            grad_sample_mode="ghost",
+        )
+        for x, labels in loader:
+            output = module(x)
+            criterion(output.view(-1, 11), labels.view(-1), shape=output.shape).backward()
+            optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=2e-5)
+    assert (
+        found[0] - torch.cat([p.detach().flatten() for p in seeded(NextTokens()).parameters()])
+    ).norm() > 0.01
