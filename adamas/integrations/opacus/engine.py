@@ -261,12 +261,8 @@ class PrivacyEngine:
     ) -> None:
         """Saves the whole run: module, optimizer, ledger, settings, positions of sampling and noise.
 
-        From then on each release is also written to a journal beside the file.
-
-        Args:
-            path: The file.
-            module: The module of this engine.
-            optimizer: The optimizer of this engine. It is saved in any case.
+        From then on each release is also written to a journal beside the file. `module` and `optimizer` are
+        those of this engine; the optimizer is saved in any case.
         """
         self._check_mine(module, optimizer)
         self.run.save(path)
@@ -276,12 +272,8 @@ class PrivacyEngine:
     ) -> None:
         """Continues a saved run, before the first step and with the arguments of the saved one.
 
-        Releases that the saved run made after it was saved are in its journal, and count.
-
-        Args:
-            path: The file of `save_checkpoint`.
-            module: The module of this engine.
-            optimizer: The optimizer of this engine. Its state is loaded in any case.
+        Releases that the saved run made after it was saved are in its journal, and count. `module` and
+        `optimizer` are those of this engine; the optimizer's state is loaded in any case.
         """
         self._check_mine(module, optimizer)
         adamas.load(path, self.run)
