@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from adamas._storage.files import folder_to_disk
 from adamas.run import PrivateRun
 from adamas.run.checkpoint import Checkpoints
 
@@ -48,6 +49,9 @@ def save(
     file = place.parent / FOLDER / f"{place.name}.{run.steps_done}.safetensors"
     run.save(file)
     write({**checkpoint, KEY: {**about, "run": f"{FOLDER}/{file.name}"}})
+    with place.open("rb") as written:
+        os.fsync(written.fileno())  # Lightning does not, and the older run goes now
+    folder_to_disk(place.parent)
     for other in _runs_of(place):
         if other != file:
             Checkpoints(other).remove()
