@@ -88,7 +88,12 @@ def adult():
     x = pd.read_csv(io.StringIO(text), names=_COLUMNS, skipinitialspace=True, comment="|")
     y = x.pop("income").to_numpy()
     x.pop("fnlwgt")
-    bounds = {"age": (0, 100), "education-num": (1, 16), "capital-gain": (0, 20000), "capital-loss": (0, 3000)}
+    bounds = {
+        "age": (0, 100),
+        "education-num": (1, 16),
+        "capital-gain": (0, 20000),
+        "capital-loss": (0, 3000),
+    }
     bounds["hours-per-week"] = (0, 80)
     return Table(x, y, {"bounds": bounds, "categories": _CATEGORIES, "classes": ["<=50K", ">50K"]})
 
@@ -174,7 +179,14 @@ def run(stage, settings, tables, seeds, done):
                 hidden_layer_sizes=setting.get("hidden", ()),
                 random_state=seed,
             )
-            line = {"stage": stage, "table": name, "rows": int(train.sum()), "seed": seed, **setting, **scores}
+            line = {
+                "stage": stage,
+                "table": name,
+                "rows": int(train.sum()),
+                "seed": seed,
+                **setting,
+                **scores,
+            }
             with RESULTS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(stage, name, seed, setting, f"{scores['skill']:.3f}", scores["seconds"], flush=True)
@@ -194,7 +206,9 @@ def means(stage):
     """Returns for each setting its mean skill on each table; a skill below 0 counts as 0 in the average."""
     held = defaultdict(lambda: defaultdict(list))
     for line in lines(stage):
-        setting = tuple((name, line[name] if name != "hidden" else tuple(line[name])) for name in SETTING if name in line)
+        setting = tuple(
+            (name, line[name] if name != "hidden" else tuple(line[name])) for name in SETTING if name in line
+        )
         held[setting][line["table"]].append(line["skill"])
     return {s: {t: float(np.mean(v)) for t, v in tables.items()} for s, tables in held.items()}
 
@@ -227,7 +241,10 @@ def main():
     warnings.simplefilter("ignore")
     tables = {name: make() for name, make in TABLES.items()}
     done = {
-        json.dumps([line["stage"], line["table"], line["seed"], {k: line[k] for k in SETTING if k in line}], sort_keys=True)
+        json.dumps(
+            [line["stage"], line["table"], line["seed"], {k: line[k] for k in SETTING if k in line}],
+            sort_keys=True,
+        )
         for line in lines(arguments.stage)
     }
     best = json.loads(arguments.best)

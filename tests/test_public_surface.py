@@ -11,6 +11,7 @@ import pytest
 import adamas
 from adamas.engines import ENGINES
 from adamas.rules import RULES
+from tests.support.optional_modules import is_missing
 
 PACKAGES = [
     "adamas",
@@ -26,6 +27,7 @@ PACKAGES = [
     "adamas.finetune",
     "adamas.models",
     "adamas.data",
+    *([] if is_missing("pandas") else ["adamas.tabular"]),
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {

@@ -36,8 +36,8 @@ def count_unusable(run: PrivateRun) -> Unusable:
     """Counts the examples of a run whose gradient is not finite. NOT PRIVATE, and for the owner of the data.
 
     A run leaves such examples out and does not say so, because that would be a release. Count before the
-    training, while the model has its initial weights: later counts depend on its state. Nothing is recorded or
-    changed, and the run does the same afterwards.
+    training, while the model has its initial weights: later counts depend on its state. Nothing is recorded
+    or changed, and the run does the same afterwards.
 
     Args:
         run: The run.

@@ -23,7 +23,6 @@ from adamas.experiment.settings import (
     LEDGER,
     MODEL,
     RESULT,
-    SCHEDULES,
     SETTINGS,
     Settings,
 )
@@ -32,6 +31,7 @@ from adamas.rules import RULES
 from adamas.run.checkpoint import Checkpoints
 from adamas.run.loop import PrivateRun
 from adamas.run.make import make_private
+from adamas.run.schedules import SCHEDULES
 from adamas.run.statement import SEED_WARNING
 
 __all__ = [

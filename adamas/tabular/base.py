@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -14,19 +13,18 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 from torch.utils.data import TensorDataset
 
 from adamas import _validate
-from adamas._words import rounded_up
-from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import Ledger
 from adamas.check.unusable import Unusable
 from adamas.engines import Loss
 from adamas.rules import RULES
 from adamas.run.make import make_private
 from adamas.run.options import RunOptions
+from adamas.run.schedules import SCHEDULES, scheduler_of
 from adamas.tabular.encoding import encode, numbers
 from adamas.tabular.given import given_schema, with_bounds
 from adamas.tabular.network import network
-from adamas.tabular.schema import Schema
-from adamas.tabular.statistics import Payment, bounds_of, histogram, released
+from adamas.tabular.payment import Payment
+from adamas.tabular.statistics import bounds_of, histogram, released
 from adamas.tabular.tables import as_table, row_weights
 
 _CHUNK = 4096  # rows that are predicted at once
@@ -68,6 +66,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     rule: str
     learning_rate: float | None
     rule_options: Mapping[str, Any] | None
+    schedule: str
     epochs: int
     batch_size: int | None
     clip_norm: float
@@ -91,29 +90,30 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         model = network(schema.width, hidden, task.outputs, seed)
         rule = self._rule(model)
         asked = [histogram(numbers(table[name])) for name in unbounded] + task.histograms
-        spent, account = Ledger(), None
+        payment: Payment | None = None
         counts: list[np.ndarray] = []
         deviation = 0.0
         if asked:  # nothing was spent so far
-            event = self._payment(options).event()
-            account = _reserved(options.data_ledger, event)
-            counts, deviation = released(asked, event, spent, seed)
+            payment = Payment.made(model, rule, task.loss, options, rows, self.statistics_share)
+            options = payment.options
+            counts, deviation = released(asked, payment.event, payment.ledger, seed)
         found = {name: bounds_of(c, deviation) for name, c in zip(unbounded, counts, strict=False)}
         schema = with_bounds(schema, found)
         labels, factors = task.settle(counts[len(unbounded) :], deviation)
         dataset = _dataset(encode(table, schema), labels, weights * factors)
-        settings = vars(options) | ({"spent": spent} if asked else {})
-        run = make_private(model, rule, dataset, task.loss, **settings)
+        run = make_private(model, rule, dataset, task.loss, **vars(options))
         for _ in run:
-            if account is not None:  # the run has reserved it from its first step on
-                options.data_ledger.settle(account, [])
-                account = None
+            pass
+        if payment is not None:
+            payment.settle(run.ledger.entries)
         self.schema_ = schema
         self.model_ = model.double()
         self.epsilon_, self.delta_ = run.epsilon(), run.delta
         self.noise_multiplier_, self.n_steps_ = run.noise_multiplier, run.steps_done
         self.ledger_ = Ledger.of(run.ledger.entries, run.ledger.relation)
-        self.privacy_statement_ = run.privacy_statement() + _statistics_words(asked, spent, self.delta_)
+        self.privacy_statement_ = run.privacy_statement()
+        if payment is not None:
+            self.privacy_statement_ += payment.words(len(asked))
         return self
 
     def _task(self, y: Any) -> Task:
@@ -133,12 +133,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         validate_data(self, X, reset=False, skip_check_array=True)
         inputs = encode(table.set_axis(names, axis="columns"), self.schema_)
         with torch.no_grad():
-            parts = [self.model_(part.double()) for part in torch.from_numpy(inputs).split(_CHUNK)]
+            parts = [self.model_(part.double()) for part in torch.split(torch.from_numpy(inputs), _CHUNK)]
         return torch.cat(parts).numpy()
 
     def _options(self, rows: int, seed: int | None) -> RunOptions:
         noise = self.noise if self.noise is not None else ("secure" if seed is None else "reproducible")
-        ledger = self.data_ledger
+        _validate.one_of(SCHEDULES, schedule=self.schedule)
         return RunOptions(
             epsilon=self.epsilon,
             delta=public_delta(rows) if self.delta is None else self.delta,
@@ -148,7 +148,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             noise=noise,
             accountant=self.accountant,
-            data_ledger=ledger if ledger is None or isinstance(ledger, DataLedger) else DataLedger(ledger),
+            scheduler=scheduler_of(self.schedule),
+            data_ledger=self.data_ledger,
             progress=self.progress,
         )
 
@@ -158,11 +159,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self.learning_rate is not None:
             options["lr"] = self.learning_rate
         return RULES[self.rule](model.parameters(), **options)
-
-    def _payment(self, options: RunOptions) -> Payment:
-        _validate.probability(statistics_share=self.statistics_share)
-        assert options.epsilon is not None
-        return Payment(options.epsilon * self.statistics_share, options.delta, options.accountant)
 
     def _hidden(self) -> tuple[int, ...]:
         sizes = self.hidden_layer_sizes
@@ -211,22 +207,3 @@ def _dataset(inputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Ten
     unusable = np.isnan(weights)
     y = torch.from_numpy(np.where(unusable, 0, labels)).to(kind)
     return TensorDataset(torch.from_numpy(inputs), y, torch.from_numpy(weights).float())
-
-
-def _reserved(data_ledger: Any, event: Any) -> str | None:
-    """Reserves a release in the ledger of the data set; the run takes the reservation over."""
-    if data_ledger is None:
-        return None
-    account = uuid4().hex
-    data_ledger.reserve(account, [(event, 1)], title="private statistics")
-    return account
-
-
-def _statistics_words(asked: list[np.ndarray], spent: Ledger, delta: float) -> str:
-    if not asked:
-        return ""
-    cost = rounded_up(spent.epsilon(delta))
-    return (
-        f" This includes noisy histograms of {len(asked)} columns, from which bounds or class weights were "
-        f"computed, and which alone are ({cost}, {delta:g})-differentially private."
-    )

@@ -7,7 +7,6 @@ import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
 
 from adamas import _validate
 from adamas.tabular.base import PrivateEstimator, Task
@@ -15,6 +14,7 @@ from adamas.tabular.encoding import codes_of
 from adamas.tabular.network import binary_loss, classes_loss
 from adamas.tabular.scores import class_scores
 from adamas.tabular.statistics import class_histogram
+from adamas.tabular.tables import as_target
 
 PUBLIC = "public"
 BALANCED = "balanced"
@@ -44,6 +44,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         rule: A name in `adamas.rules.RULES`.
         learning_rate: Of the rule.
         rule_options: Other arguments of the rule.
+        schedule: How the learning rate changes: "constant", or to 0 by "linear" or "cosine".
         epochs: Passes over the rows.
         batch_size: Expected rows of a step; None for a tenth of the rows, at least 64.
         clip_norm: Radius to which a row's gradient is clipped.
@@ -94,6 +95,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         rule: str = "adam-bc",
         learning_rate: float | None = 0.03,
         rule_options: Mapping[str, Any] | None = None,
+        schedule: str = "linear",
         epochs: int = 20,
         batch_size: int | None = None,
         clip_norm: float = 1.0,
@@ -114,6 +116,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         self.rule = rule
         self.learning_rate = learning_rate
         self.rule_options = rule_options
+        self.schedule = schedule
         self.epochs = epochs
         self.batch_size = batch_size
         self.clip_norm = clip_norm
@@ -158,15 +161,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         """Scores the model on test rows, without noise: NOT PRIVATE for these rows.
 
         Returns:
-            "accuracy", "majority_accuracy", "auc", "brier", "prior_brier" as `class_scores` explains them, and
-            "rows", the number of rows with a known label, which alone are scored.
+            "accuracy", "majority_accuracy", "auc", "brier", "prior_brier" as `class_scores` explains them,
+            and "rows", the number of rows with a known label, which alone are scored.
         """
-        codes = codes_of(column_or_1d(y), self.classes_.tolist())
+        codes = codes_of(as_target(y), self.classes_.tolist())
         scores = class_scores(self.predict_proba(X)[codes >= 0], codes[codes >= 0])
         return scores | {"rows": int((codes >= 0).sum())}
 
     def _task(self, y: Any) -> Task:
-        labels = column_or_1d(y, warn=True)
+        labels = as_target(y)
         self.classes_ = self._classes(labels)
         known = self.classes_.tolist()
         codes = codes_of(labels, known)

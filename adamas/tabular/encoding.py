@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from adamas.tabular.schema import Category, Number, Schema
+from adamas.tabular.schema import Number, Schema
 
 
 def encode(table: pd.DataFrame, schema: Schema) -> np.ndarray:
@@ -61,12 +61,12 @@ def to_unit(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """Clips numbers to bounds and scales them to [-1, 1]; NaN stays."""
     middle = low + (high - low) / 2
     clipped = np.clip(np.clip(values, low, high) - middle, low - middle, high - middle)
-    return np.clip(clipped / ((high - low) / 2), -1.0, 1.0)
+    return np.asarray(np.clip(clipped / ((high - low) / 2), -1.0, 1.0))
 
 
 def from_unit(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """Clips numbers to [-1, 1] and scales them to bounds."""
-    return np.clip(low + (high - low) / 2 * (1 + np.clip(values, -1.0, 1.0)), low, high)
+    return np.asarray(np.clip(low + (high - low) / 2 * (1 + np.clip(values, -1.0, 1.0)), low, high))
 
 
 def codes_of(values: Any, known: Sequence[Hashable]) -> np.ndarray:

@@ -76,7 +76,8 @@ def _values(name: Hashable, dtype: Any, values: object) -> tuple[Hashable, ...]:
         declared = _declared(dtype)
         if declared is None:
             raise ValueError(
-                f"Expected column {name!r} of a pandas categorical type with categories={DTYPE!r}, got {dtype}."
+                f"Expected column {name!r} of a pandas categorical type with categories={DTYPE!r}, got "
+                f"{dtype}."
             )
         return declared
     if isinstance(values, str) or not isinstance(values, Iterable):
@@ -107,8 +108,8 @@ def _pair(name: Hashable, dtype: Any, bounds: object) -> tuple[float, float] | N
         return None
     if wanted is None:
         raise ValueError(
-            f"Expected bounds of column {name!r}: its least and largest value are private, so nothing is read "
-            f"off the data. Give bounds={{{name!r}: (low, high)}} from what is known in public, or "
+            f"Expected bounds of column {name!r}: its least and largest value are private, so nothing is "
+            f"read off the data. Give bounds={{{name!r}: (low, high)}} from what is known in public, or "
             f"bounds={PRIVATE!r}, which pays for noisy ones from the budget."
         )
     return checked_bounds(wanted, f"bounds of {name!r}" if named else "bounds")
@@ -117,13 +118,13 @@ def _pair(name: Hashable, dtype: Any, bounds: object) -> tuple[float, float] | N
 def _check_numeric(name: Hashable, dtype: Any) -> None:
     if _declared(dtype) is not None:
         raise ValueError(
-            f"Expected categories of column {name!r}: its categorical type may have been read off the data, as "
-            f'astype("category") does. Give categories={{{name!r}: [...]}}, or confirm by '
+            f"Expected categories of column {name!r}: its categorical type may have been read off the data, "
+            f'as astype("category") does. Give categories={{{name!r}: [...]}}, or confirm by '
             f"categories={{{name!r}: {DTYPE!r}}} that the categories which the type declares are public."
         )
     if not pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_complex_dtype(dtype):
         raise ValueError(
             f"Expected column {name!r} of type {dtype} to have categories or bounds of its own. Give "
-            f"categories={{{name!r}: [...]}} or bounds={{{name!r}: (low, high)}}, from what is known in public; "
-            "or leave the column out."
+            f"categories={{{name!r}: [...]}} or bounds={{{name!r}: (low, high)}}, from what is known in "
+            "public; or leave the column out."
         )

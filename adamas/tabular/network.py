@@ -48,4 +48,5 @@ def classes_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 def squared_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """Computes the weighted squared error of each row."""
     x, y, weight = batch
-    return (model(x)[:, 0] - y).square() * weight
+    errors: Tensor = model(x)[:, 0] - y
+    return errors.square() * weight

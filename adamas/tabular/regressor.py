@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import column_or_1d
 
 from adamas.tabular.base import PrivateEstimator, Task
 from adamas.tabular.encoding import from_unit, numbers, to_unit
@@ -14,6 +13,7 @@ from adamas.tabular.network import squared_loss
 from adamas.tabular.schema import checked_bounds
 from adamas.tabular.scores import number_scores
 from adamas.tabular.statistics import bounds_of, histogram
+from adamas.tabular.tables import as_target
 
 
 class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
@@ -33,6 +33,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         rule: A name in `adamas.rules.RULES`.
         learning_rate: Of the rule.
         rule_options: Other arguments of the rule.
+        schedule: How the learning rate changes: "constant", or to 0 by "linear" or "cosine".
         epochs: Passes over the rows.
         batch_size: Expected rows of a step; None for a tenth of the rows, at least 64.
         clip_norm: Radius to which a row's gradient is clipped.
@@ -68,6 +69,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         rule: str = "adam-bc",
         learning_rate: float | None = 0.03,
         rule_options: Mapping[str, Any] | None = None,
+        schedule: str = "linear",
         epochs: int = 20,
         batch_size: int | None = None,
         clip_norm: float = 1.0,
@@ -87,6 +89,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.rule = rule
         self.learning_rate = learning_rate
         self.rule_options = rule_options
+        self.schedule = schedule
         self.epochs = epochs
         self.batch_size = batch_size
         self.clip_norm = clip_norm
@@ -114,21 +117,21 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         """Scores the model on test rows, without noise: NOT PRIVATE for these rows.
 
         Returns:
-            "r2", "rmse", "mae" and "mean_rmse" as `number_scores` explains them, and "rows", the number of rows
-            with a finite target, which alone are scored.
+            "r2", "rmse", "mae" and "mean_rmse" as `number_scores` explains them, and "rows", the number of
+            rows with a finite target, which alone are scored.
         """
-        truth = numbers(column_or_1d(y))
+        truth = numbers(as_target(y))
         known = np.isfinite(truth)
         return number_scores(self.predict(X)[known], truth[known]) | {"rows": int(known.sum())}
 
     def _task(self, y: Any) -> Task:
-        target = numbers(column_or_1d(y, warn=True))
+        target = numbers(as_target(y))
         private = isinstance(self.target_bounds, str) and self.target_bounds == PRIVATE
         if not private:
             if self.target_bounds is None:
                 raise ValueError(
-                    "Expected target_bounds: the least and largest target are private, so nothing is read off "
-                    "y. Give target_bounds=(low, high) from what is known in public, or "
+                    "Expected target_bounds: the least and largest target are private, so nothing is read "
+                    "off y. Give target_bounds=(low, high) from what is known in public, or "
                     f"target_bounds={PRIVATE!r}, which pays for noisy ones from the budget."
                 )
             self.target_bounds_ = checked_bounds(self.target_bounds, "target_bounds")

@@ -21,14 +21,14 @@ def class_scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, flo
         "accuracy"; "majority_accuracy", of always predicting the class that is most frequent in `labels`;
         "auc", for more than two classes the mean over the classes, each against all others; "brier", the mean
         squared error of the probabilities, of class 1 if there are two, else summed over all classes;
-        "prior_brier", of always predicting the shares of the classes in `labels`. The AUC is NaN if a class is
-        absent.
+        "prior_brier", of always predicting the shares of the classes in `labels`. The AUC is NaN if a class
+        is absent.
 
     Example:
         >>> class_scores(np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8]]), np.array([0, 0, 1]))["auc"]
         1.0
     """
-    n, classes = probabilities.shape
+    classes = probabilities.shape[1]
     truth = np.eye(classes)[labels]
     shares = truth.mean(axis=0)
     counted = slice(1, 2) if classes == 2 else slice(None)
@@ -54,8 +54,8 @@ def number_scores(predictions: np.ndarray, truth: np.ndarray) -> dict[str, float
     """Scores a regression.
 
     Returns:
-        "r2"; "rmse" and "mae", the root of the mean squared error and the mean absolute error; "mean_rmse", the
-        "rmse" of always predicting the mean of `truth`.
+        "r2"; "rmse" and "mae", the root of the mean squared error and the mean absolute error; "mean_rmse",
+        the "rmse" of always predicting the mean of `truth`.
 
     Example:
         >>> number_scores(np.array([1.0, 2.0]), np.array([1.0, 3.0]))["mae"]

@@ -1,17 +1,15 @@
-"""Private statistics of a table, paid for from the budget: bounds of numbers, and how many rows a class has.
+"""Private statistics of a table: bounds of numbers, and how many rows a class has.
 
-All of them are histograms of the rows over public bins. One row is in at most one bin of each histogram, so it
-moves all counts of k histograms together by at most sqrt(k). They are released at once, as one Gaussian event.
+All of them are histograms of the rows over public bins. One row is in at most one bin of each, so it moves
+all counts of k histograms together by at most sqrt(k). They are released at once, as one Gaussian event.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
 
 from adamas._streams import Seed
-from adamas.accounting import calibrate
 from adamas.accounting.ledger import Ledger
 from adamas.queries import noisy_counts
 from adamas.tabular.schema import Bounds
@@ -52,28 +50,6 @@ def bounds_of(counts: np.ndarray, deviation: float) -> Bounds:
     above = kept[::-1].cumsum()[::-1] / kept.sum()
     first, last = int((below > _TAIL).argmax()), int(np.flatnonzero(above > _TAIL)[-1])
     return float(EDGES[first]), float(EDGES[last + 1])
-
-
-@dataclass(frozen=True)
-class Payment:
-    """What statistics cost.
-
-    Attributes:
-        epsilon: The epsilon that they may spend.
-        delta: Of the guarantee.
-        accountant: A name in `adamas.accounting.ledger.ACCOUNTANTS`.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: str
-
-    def event(self) -> dp_accounting.GaussianDpEvent:
-        """Returns the one release that this pays for."""
-        z = calibrate.noise_multiplier_for(
-            dp_accounting.GaussianDpEvent, epsilon=self.epsilon, delta=self.delta, accountant=self.accountant
-        )
-        return dp_accounting.GaussianDpEvent(z)
 
 
 def released(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.utils.validation import check_array
+from sklearn.utils.validation import check_array, column_or_1d
 
 from adamas.tabular.encoding import numbers
 
@@ -23,16 +23,26 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
     if isinstance(x, pd.DataFrame):
         if not len(x) or not len(x.columns):
             raise ValueError(
-                f"Found array with {len(x)} sample(s) and {len(x.columns)} feature(s) (shape={x.shape}) while "
-                "a minimum of 1 is required."
+                f"Found a table with {len(x)} sample(s) and {len(x.columns)} feature(s) (shape={x.shape}) "
+                "while a minimum of 1 is required."
             )
         return x
-    array = check_array(x, dtype=None, ensure_all_finite=False)
+    # NumPy would make texts of all numbers in a list if one of them was a text.
+    array = check_array(x, dtype=object if isinstance(x, list | tuple) else None, ensure_all_finite=False)
     names = [f"x{place}" for place in range(array.shape[1])]
     if array.dtype != object:
         return pd.DataFrame(array, columns=names)
     columns = {name: array[:, place] for place, name in enumerate(names)}
     return pd.DataFrame({name: v if name in texts else numbers(v) for name, v in columns.items()})
+
+
+def as_target(y: Any) -> np.ndarray:
+    """Returns a target as a vector of whatever it holds.
+
+    Raises:
+        ValueError: If it is no vector. Values raise nothing.
+    """
+    return np.asarray(column_or_1d(pd.Series(y).to_numpy() if isinstance(y, list) else y, warn=True))
 
 
 def row_weights(sample_weight: Any, rows: int) -> np.ndarray:
