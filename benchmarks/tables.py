@@ -27,7 +27,6 @@ from adamas.data.pip import pip_files
 from adamas.tabular import PrivateClassifier, PrivateRegressor
 
 RESULTS = Path(__file__).parent / "results" / "tables.jsonl"
-SEEDS = (0, 1)
 RULES = {
     "sgd": (0.3, 1.0, 3.0, 10.0),
     "sgd, momentum 0.9": (0.03, 0.1, 0.3, 1.0),
@@ -132,27 +131,28 @@ def trial(table, train, test, **options):
     seconds = time.perf_counter() - start
     scores = model.evaluate(table.x[test], table.y[test])
     skill = scores["r2"] if table.regression else 1 - scores["brier"] / scores["prior_brier"]
-    return scores | {"skill": skill, "seconds": round(seconds, 2), "epsilon": model.epsilon_}
+    return scores | {"skill": skill, "seconds": round(seconds, 2), "spent": model.epsilon_}
 
 
 def named(rule):
     return OPTIONS.get(rule, {"rule": rule})
 
 
-def grid(stage, best):
-    """Yields the settings of a stage, as texts that name a trial, and as options."""
+def settings_of(stage):
+    """Returns the settings that a stage compares."""
+    usual = {"share": 0.1, "epochs": 20, "clip": 1.0, "epsilon": 1.0, "schedule": "constant"}
     if stage == "rules":
-        for rule, rates in RULES.items():
-            for lr in rates:
-                yield {"rule": rule, "lr": lr, "share": 0.1, "epochs": 20, "clip": 1.0, "epsilon": 1.0}
-    else:
-        for rule, lr in best:
-            for share, epochs in itertools.product((0.05, 0.2, 0.5), (10, 40)):
-                yield {"rule": rule, "lr": lr, "share": share, "epochs": epochs, "clip": 1.0, "epsilon": 1.0}
-            yield {"rule": rule, "lr": lr, "share": 0.1, "epochs": 10, "clip": 1.0, "epsilon": 1.0}
-            yield {"rule": rule, "lr": lr, "share": 0.1, "epochs": 40, "clip": 1.0, "epsilon": 1.0}
-            for clip in (0.3, 3.0):
-                yield {"rule": rule, "lr": lr, "share": 0.1, "epochs": 20, "clip": clip, "epsilon": 1.0}
+        return [usual | {"rule": rule, "lr": lr} for rule, rates in RULES.items() for lr in rates]
+    usual["schedule"] = "linear"
+    if stage == "lengths":
+        rivals = [("adam", lr) for lr in (0.01, 0.03, 0.1)] + [("sgd", lr) for lr in (0.3, 1.0)]
+        lengths = [(0.1, 20), (0.25, 20), (0.25, 50), (0.05, 20), (0.1, 50)]
+        return [usual | {"rule": rule, "lr": lr} for rule, lr in rivals] + [
+            usual | {"rule": "adam-bc", "lr": lr, "share": share, "epochs": epochs}
+            for share, epochs in lengths
+            for lr in (0.01, 0.03, 0.1)
+        ]
+    return []
 
 
 def run(stage, settings, tables, seeds, done):
@@ -175,6 +175,7 @@ def run(stage, settings, tables, seeds, done):
                 epochs=setting["epochs"],
                 batch_size=max(1, round(setting["share"] * train.sum())),
                 clip_norm=setting["clip"],
+                schedule=setting["schedule"],
                 epsilon=setting["epsilon"],
                 hidden_layer_sizes=setting.get("hidden", ()),
                 random_state=seed,
@@ -199,7 +200,7 @@ def lines(stage):
     return [line for line in found if line["stage"] == stage]
 
 
-SETTING = ("rule", "lr", "share", "epochs", "clip", "epsilon", "hidden")
+SETTING = ("rule", "lr", "schedule", "share", "epochs", "clip", "epsilon", "hidden")
 
 
 def means(stage):
@@ -232,7 +233,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--stage", default="rules", choices=["rules", "lengths", "test"])
-    parser.add_argument("--best", default="[]", help="JSON: [[rule, lr], ...] for lengths; settings for test")
     arguments = parser.parse_args()
     if arguments.show:
         for stage in ("rules", "lengths", "test"):
@@ -247,11 +247,8 @@ def main():
         )
         for line in lines(arguments.stage)
     }
-    best = json.loads(arguments.best)
-    if arguments.stage == "test":
-        run("test", best, tables, (0, 1, 2, 3, 4), done)
-    else:
-        run(arguments.stage, list(grid(arguments.stage, best)), tables, SEEDS, done)
+    seeds = range(5) if arguments.stage == "test" else range(2)
+    run(arguments.stage, settings_of(arguments.stage), tables, seeds, done)
 
 
 if __name__ == "__main__":
