@@ -198,8 +198,8 @@ def public_delta(rows: int) -> float:
 
 
 def public_batch_size(rows: int) -> int:
-    """Returns the batch size for a number of rows, which is public: a tenth of them, at least 64."""
-    return min(rows, max(64, math.ceil(rows / 10)))
+    """Returns the batch size for a number of rows, which is public: a tenth of them."""
+    return math.ceil(rows / 10)
 
 
 def _dataset(inputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> TensorDataset:

@@ -39,14 +39,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         classes: The labels. "public" confirms that the set of labels in `y` is public, and reads it there.
         hidden_layer_sizes: Units of the hidden layers; none for logistic regression.
         class_weight: A weight for each label, 1 if not given; or "balanced", which pays for noisy counts of
-            the classes from the budget.
+            the classes from the budget. Weights are divided by the largest one, so that clipping keeps their
+            proportions.
         statistics_share: The share of epsilon that pays for bounds and counts, if any are asked for.
         rule: A name in `adamas.rules.RULES`.
         learning_rate: Of the rule.
         rule_options: Other arguments of the rule.
         schedule: How the learning rate changes: "constant", or to 0 by "linear" or "cosine".
         epochs: Passes over the rows.
-        batch_size: Expected rows of a step; None for a tenth of the rows, at least 64.
+        batch_size: Expected rows of a step; None for a tenth of the rows.
         clip_norm: Radius to which a row's gradient is clipped.
         noise: "reproducible" or "secure", see `adamas.make_private`; None for "secure" without a
             `random_state`.
@@ -93,7 +94,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         class_weight: Mapping[Any, float] | str | None = None,
         statistics_share: float = 0.1,
         rule: str = "adam-bc",
-        learning_rate: float | None = 0.03,
+        learning_rate: float | None = 0.1,
         rule_options: Mapping[str, Any] | None = None,
         schedule: str = "linear",
         epochs: int = 20,
@@ -178,7 +179,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         two = len(known) == 2
 
         def settle(counts: list[np.ndarray], deviation: float) -> tuple[np.ndarray, np.ndarray]:
-            by_class = len(labels) / len(known) / np.maximum(counts[0], 1) if balanced else weights
+            by_class = _relative(1 / np.maximum(counts[0], 1)) if balanced else weights
             return (codes.astype(float) if two else codes), by_class[np.maximum(codes, 0)]
 
         return Task(
@@ -219,4 +220,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             if label not in known:
                 raise ValueError(f"Expected class_weight of labels among {known!r}, got one of {label!r}.")
             _validate.non_negative(**{f"class_weight[{label!r}]": weight})
-        return np.array([float(given.get(label, 1.0)) for label in known])
+        return _relative(np.array([float(given.get(label, 1.0)) for label in known]))
+
+
+def _relative(weights: np.ndarray) -> np.ndarray:
+    """Divides weights by the largest one."""
+    return np.asarray(weights / (weights.max() or 1.0))

@@ -35,7 +35,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         rule_options: Other arguments of the rule.
         schedule: How the learning rate changes: "constant", or to 0 by "linear" or "cosine".
         epochs: Passes over the rows.
-        batch_size: Expected rows of a step; None for a tenth of the rows, at least 64.
+        batch_size: Expected rows of a step; None for a tenth of the rows.
         clip_norm: Radius to which a row's gradient is clipped.
         noise: "reproducible", "secure" or None.
         accountant: "pld" or "rdp".

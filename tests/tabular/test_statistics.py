@@ -114,7 +114,7 @@ def test_statistics_and_training_are_reserved_before_either_is_released(tmp_path
     (account,) = ledger.spendings()
     assert account.finished
     assert account.entries == model.ledger_.entries
-    again = PrivateClassifier(0.1, **PRIVATE, **options, data_ledger=ledger.path)
+    again = PrivateClassifier(0.5, **PRIVATE, **options, data_ledger=ledger.path)
     with pytest.raises(BudgetError):
         again.fit(table, labels)
     assert len(ledger.spendings()) == 1
