@@ -8,6 +8,7 @@ from typing import Any
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.data import DATASETS, VALIDATION
+from adamas.experiment.tables import is_table, source
 from adamas.models import MODELS
 from adamas.rules import RULES
 from adamas.run.options import TrainingOptions
@@ -49,7 +50,8 @@ class Settings(TrainingOptions, _Task):
     The options of a run, such as `epsilon`, are those of `make_private`, and are inherited.
 
     Attributes:
-        data: A name in `adamas.data.DATASETS`; NAME/validation holds training examples out.
+        data: A name in `adamas.data.DATASETS`, or a table's file that ends in .csv or .parquet;
+            NAME/validation holds training examples out.
         model: A name in `adamas.models.MODELS`.
         rule: A name in `adamas.rules.RULES`.
         rule_options: Arguments of the rule.
@@ -59,15 +61,17 @@ class Settings(TrainingOptions, _Task):
     """
 
     def __post_init__(self) -> None:
-        _validate.one_of(DATASETS, data=self.data.removesuffix(VALIDATION))
+        name = self.data.removesuffix(VALIDATION)
+        if not is_table(name):
+            _validate.one_of(DATASETS, data=name)
         _validate.one_of(MODELS, model=self.model)
         _validate.one_of(RULES, rule=self.rule)
-        for factory, name in (
-            (DATASETS[self.data.removesuffix(VALIDATION)], "data_options"),
+        for factory, options in (
+            (source(name), "data_options"),
             (MODELS[self.model], "model_options"),
             (RULES[self.rule], "rule_options"),
         ):
-            check_option_names(name, getattr(self, name), factory)
+            check_option_names(options, getattr(self, options), factory)
         _validate.one_of(SCHEDULES, schedule=self.schedule)
         _validate.one_of(NOISES, noise=self.noise)
         Seed(self.seed, secure=self.noise == SecureNoise.name)
@@ -86,7 +90,8 @@ def check_option_names(name: str, options: Mapping[str, Any], factory: Callable[
         options: The options by name.
         factory: Takes them as arguments.
     """
-    known = [option for option in inspect.signature(factory).parameters if option not in _POSITIONAL]
+    positional = () if name == "data_options" else _POSITIONAL
+    known = [option for option in inspect.signature(factory).parameters if option not in positional]
     for option in options:
         if option not in known:
             raise ValueError(f"Expected {name} among {known}, got {option!r}.")

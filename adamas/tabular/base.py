@@ -20,6 +20,7 @@ from adamas.rules import RULES
 from adamas.run.make import make_private
 from adamas.run.options import RunOptions
 from adamas.run.schedules import SCHEDULES, scheduler_of
+from adamas.tabular.defaults import BATCH_SHARE
 from adamas.tabular.encoding import encode, numbers
 from adamas.tabular.given import given_schema, with_bounds
 from adamas.tabular.network import network
@@ -199,7 +200,7 @@ def public_delta(rows: int) -> float:
 
 def public_batch_size(rows: int) -> int:
     """Returns the batch size for a number of rows, which is public: a tenth of them."""
-    return math.ceil(rows / 10)
+    return math.ceil(rows * BATCH_SHARE)
 
 
 def _dataset(inputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> TensorDataset:

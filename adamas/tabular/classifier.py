@@ -9,6 +9,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from adamas import _validate
+from adamas.tabular import defaults
 from adamas.tabular.base import PrivateEstimator, Task
 from adamas.tabular.encoding import codes_of
 from adamas.tabular.network import binary_loss, classes_loss
@@ -93,11 +94,11 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         hidden_layer_sizes: Sequence[int] = (),
         class_weight: Mapping[Any, float] | str | None = None,
         statistics_share: float = 0.1,
-        rule: str = "adam-bc",
-        learning_rate: float | None = 0.1,
+        rule: str = defaults.RULE,
+        learning_rate: float | None = defaults.CLASSES_RATE,
         rule_options: Mapping[str, Any] | None = None,
-        schedule: str = "linear",
-        epochs: int = 20,
+        schedule: str = defaults.SCHEDULE,
+        epochs: int = defaults.EPOCHS,
         batch_size: int | None = None,
         clip_norm: float = 1.0,
         noise: str | None = None,

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 
+from adamas.tabular import defaults
 from adamas.tabular.base import PrivateEstimator, Task
 from adamas.tabular.encoding import from_unit, numbers, to_unit
 from adamas.tabular.given import PRIVATE
@@ -66,11 +67,11 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         categories: Any = None,
         hidden_layer_sizes: Sequence[int] = (),
         statistics_share: float = 0.1,
-        rule: str = "adam-bc",
-        learning_rate: float | None = 0.03,
+        rule: str = defaults.RULE,
+        learning_rate: float | None = defaults.NUMBERS_RATE,
         rule_options: Mapping[str, Any] | None = None,
-        schedule: str = "linear",
-        epochs: int = 20,
+        schedule: str = defaults.SCHEDULE,
+        epochs: int = defaults.EPOCHS,
         batch_size: int | None = None,
         clip_norm: float = 1.0,
         noise: str | None = None,

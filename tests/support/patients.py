@@ -1,4 +1,4 @@
-"""A small synthetic table of patients: numbers, a category, missing values, a label and a number to predict."""
+"""A small synthetic table of patients: numbers, a category, missing values, and two targets."""
 
 import numpy as np
 import pandas as pd

@@ -13,7 +13,22 @@ from tests.support.patients import BOUNDS, CATEGORIES, patients  # noqa: E402
 
 SCHEMA = Schema((Number("age", 0, 120), Number("pressure", 50, 250), Category("ward", ("A", "B", "C"))))
 
-ODD = [math.nan, None, math.inf, -math.inf, 1e308, -1e308, 10**400, "x", "", [1], {"a": 1}, 3 + 4j, b"1", True]
+ODD = [
+    math.nan,
+    None,
+    math.inf,
+    -math.inf,
+    1e308,
+    -1e308,
+    10**400,
+    "x",
+    "",
+    [1],
+    {"a": 1},
+    3 + 4j,
+    b"1",
+    True,
+]
 
 
 def test_numbers_are_scaled_by_their_bounds_and_categories_are_one_hot():

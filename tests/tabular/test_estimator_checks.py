@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
+from sklearn.utils.estimator_checks import check_estimator
 
-from adamas.tabular import PrivateClassifier, PrivateRegressor  # noqa: E402
+from adamas.tabular import PrivateClassifier, PrivateRegressor
 
 FORBIDDEN = {
     "check_dtype_object": "wants an error if one value is no number: the error would reveal the row",
@@ -18,7 +18,7 @@ FORBIDDEN = {
 OF_REGRESSORS = {
     "check_supervised_y_no_nan": "wants an error if a target is infinite: the error would reveal the row",
 }
-OPTIONS = {"epsilon": 100.0, "bounds": (-3, 3), "accountant": "rdp", "random_state": 0, "epochs": 10}
+OPTIONS = {"epsilon": 100.0, "bounds": (-3, 3), "accountant": "rdp", "random_state": 0, "epochs": 4}
 
 
 @pytest.mark.slow

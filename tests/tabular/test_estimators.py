@@ -72,7 +72,7 @@ def test_several_classes_and_hidden_layers():
     model = PrivateClassifier(
         8.0, bounds=(0, 16), classes=sorted(set(names)), hidden_layer_sizes=(32,), **FAST
     ).fit(x, names)
-    assert [p.shape for p in model.model_.parameters()][0] == (32, 128)
+    assert next(p.shape for p in model.model_.parameters()) == (32, 128)
     p = model.predict_proba(x)
     np.testing.assert_allclose(p.sum(axis=1), 1)
     assert (model.classes_[p.argmax(1)] == model.predict(x)).all()

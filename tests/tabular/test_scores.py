@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from sklearn import metrics  # noqa: E402
+from sklearn import metrics
 
-from adamas.tabular import class_scores, number_scores  # noqa: E402
-from adamas.tabular.scores import plain  # noqa: E402
+from adamas.tabular import class_scores, number_scores
+from adamas.tabular.scores import plain
 
 
 @pytest.mark.parametrize("classes", [2, 4])
