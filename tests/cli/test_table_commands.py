@@ -12,6 +12,8 @@ from adamas.tabular import PrivateClassifier  # noqa: E402
 from tests.support.command_line import call  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, FAST, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 N = 500
 SCHEMA = """\
 target = "outcome"

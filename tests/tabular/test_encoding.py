@@ -11,6 +11,8 @@ from adamas.tabular import Category, Number, Schema  # noqa: E402
 from adamas.tabular.encoding import encode, from_unit, to_unit  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 SCHEMA = Schema((Number("age", 0, 120), Number("pressure", 50, 250), Category("ward", ("A", "B", "C"))))
 
 ODD = [

@@ -8,6 +8,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from adamas.tabular import PrivateClassifier, PrivateRegressor
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 FORBIDDEN = {
     "check_dtype_object": "wants an error if one value is no number: the error would reveal the row",
     "check_all_zero_sample_weights_error": "wants an error if no row has a weight: weights are private",
@@ -21,7 +23,6 @@ OF_REGRESSORS = {
 OPTIONS = {"epsilon": 100.0, "bounds": (-3, 3), "accountant": "rdp", "random_state": 0, "epochs": 4}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "forbidden"),
     [
@@ -30,7 +31,7 @@ OPTIONS = {"epsilon": 100.0, "bounds": (-3, 3), "accountant": "rdp", "random_sta
     ],
     ids=["classifier", "regressor"],
 )
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore")  # the checks provoke warnings
 def test_all_checks_pass_but_for_those_that_privacy_forbids(estimator, forbidden):
     results = check_estimator(estimator, expected_failed_checks=forbidden, on_fail=None, on_skip=None)
     found = {one["check_name"]: one["status"] for one in results}

@@ -21,6 +21,8 @@ from adamas import DataLedger  # noqa: E402
 from adamas.tabular import PrivateClassifier, PrivateRegressor  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, FAST, GIVEN, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 TABLE, LABELS, TARGET = patients(1000)
 TEST, TEST_LABELS, TEST_TARGET = patients(500, seed=1)
 CLASSES = {"classes": [0, 1]}

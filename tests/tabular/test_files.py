@@ -13,6 +13,8 @@ from adamas.tabular.files import column_names, column_types, load_table, read_ta
 from adamas.tabular.schema_files import read_schema, skeleton  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 GIVEN = {"target": "outcome", "bounds": BOUNDS, "categories": CATEGORIES}
 N = 50
 

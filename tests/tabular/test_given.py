@@ -8,6 +8,8 @@ from adamas.tabular import Category, Number, PrivateClassifier, PrivateRegressor
 from adamas.tabular.given import given_schema  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, FAST, GIVEN, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 TABLE, LABELS, TARGET = patients(60)
 
 

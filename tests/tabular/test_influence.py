@@ -12,6 +12,8 @@ from adamas.tabular import PrivateClassifier, PrivateRegressor  # noqa: E402
 from adamas.tabular.encoding import encode  # noqa: E402
 from tests.support.patients import FAST, GIVEN, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 N = 60
 ONE_STEP = FAST | {"rule": "sgd", "learning_rate": 1.0, "epochs": 1, "batch_size": N, "delta": 1e-5}
 TABLE, LABELS, TARGET = patients(N)

@@ -12,6 +12,8 @@ from sklearn import metrics
 from adamas.tabular import class_scores, number_scores
 from adamas.tabular.scores import plain
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("decimals", [1, 12])  # with many ties, and without

@@ -15,6 +15,8 @@ from adamas.tabular import PrivateClassifier, PrivateRegressor  # noqa: E402
 from adamas.tabular.statistics import EDGES, bounds_of, class_histogram, histogram, released  # noqa: E402
 from tests.support.patients import CATEGORIES, FAST, patients  # noqa: E402
 
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
 PRIVATE = {"bounds": "private", "categories": CATEGORIES}
 
 
