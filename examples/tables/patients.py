@@ -2,7 +2,7 @@
 
     python examples/tables/patients.py
 
-The table is synthetic: this script draws it, and writes it to a CSV file. The command line trains on the same file:
+The table is synthetic: this script draws it, and writes it to a CSV file. The same from the command line:
 
     adamas train --data patients.csv --schema examples/tables/patients.toml --epsilon 3
 """
@@ -48,7 +48,7 @@ def patients(rows: int) -> pd.DataFrame:
 
 
 def root(days: pd.DataFrame) -> pd.DataFrame:
-    """Transforms each value by itself. A scaler that is fitted would read off the data what nobody pays for."""
+    """Transforms each value by itself: a scaler that is fitted would read statistics that nobody pays for."""
     return days.clip(lower=0) ** 0.5
 
 

@@ -24,7 +24,7 @@ pressure = [50, 250]
 [categories]
 ward = ["A", "B", "C"]
 """
-USUAL = ["--epsilon", "3", "--accountant", "rdp", "--batch-size", "40", "--seed", "1", "--delta", "1e-5"]
+USUAL = ["--epsilon", "3", "--accountant", "rdp", "--batch-size", "80", "--seed", "1", "--delta", "1e-5"]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_csv_parquet_and_flags_give_the_same_model(folder, capsys):
     assert scores["accuracy"] == first["test_accuracy"] > scores["majority_accuracy"] + 0.1
     assert scores["auc"] > 0.9
     assert scores["brier"] < scores["prior_brier"] - 0.1
-    assert (first["test_rows"], first["sampling_rate"], first["steps"]) == (100, 0.1, 200)
+    assert (first["test_rows"], first["sampling_rate"], first["steps"]) == (100, 0.2, 100)
     assert 2.9 < first["epsilon"] <= 3.0
     assert (first["settings"]["model"], first["settings"]["schedule"]) == ("linear", "linear")
     assert first["settings"]["rule_options"] == {"lr": 0.1}
@@ -129,7 +129,7 @@ def test_the_owner_can_count_rows_and_the_run_is_the_same(folder, capsys):
 
 
 def test_a_run_on_a_table_resumes(folder, capsys):
-    arguments = ["--data", "patients.csv", "--schema", "patients.toml", "--checkpoint-every", "50"]
+    arguments = ["--data", "patients.csv", "--schema", "patients.toml", "--checkpoint-every", "40"]
     first, _, _ = trained(capsys, *arguments)
     again, out, _ = trained(capsys, *arguments, "--resume")
     assert again == first

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
 TABLE, LABELS, TARGET = patients(1000)
 TEST, TEST_LABELS, TEST_TARGET = patients(500, seed=1)
 CLASSES = {"classes": [0, 1]}
+SHORT = FAST | {"epochs": 2}
 
 
 def test_a_classifier_learns_within_its_budget():
@@ -84,7 +85,7 @@ def test_several_classes_and_hidden_layers():
 
 def test_labels_may_be_declared_public():
     labels = np.where(LABELS == 1, "yes", "no")
-    model = PrivateClassifier(**GIVEN, **FAST, classes="public").fit(TABLE, labels)
+    model = PrivateClassifier(**GIVEN, **SHORT, classes="public").fit(TABLE, labels)
     assert model.classes_.tolist() == ["no", "yes"]
     assert set(model.predict(TEST)) <= {"no", "yes"}
 
@@ -92,8 +93,8 @@ def test_labels_may_be_declared_public():
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, object])
 def test_arrays_of_any_type_of_number(dtype):
     x = TABLE[["age", "pressure"]].fillna(130).round().to_numpy().astype(dtype)
-    model = PrivateClassifier(bounds={"x0": (0, 120), "x1": (50, 250)}, **CLASSES, **FAST).fit(x, LABELS)
-    expected = PrivateClassifier(bounds={"x0": (0, 120), "x1": (50, 250)}, **CLASSES, **FAST)
+    model = PrivateClassifier(bounds={"x0": (0, 120), "x1": (50, 250)}, **CLASSES, **SHORT).fit(x, LABELS)
+    expected = PrivateClassifier(bounds={"x0": (0, 120), "x1": (50, 250)}, **CLASSES, **SHORT)
     expected.fit(x.astype(np.float64), LABELS)
     np.testing.assert_array_equal(model.predict_proba(x), expected.predict_proba(x.astype(np.float64)))
 
@@ -101,8 +102,8 @@ def test_arrays_of_any_type_of_number(dtype):
 def test_categories_of_an_array_of_objects():
     x = TABLE.to_numpy(dtype=object)
     given = {"bounds": {"x0": (0, 120), "x1": (50, 250)}, "categories": {"x2": ["A", "B", "C"]}}
-    model = PrivateClassifier(**given, **CLASSES, **FAST).fit(x, LABELS)
-    same = PrivateClassifier(**GIVEN, **CLASSES, **FAST).fit(TABLE, LABELS)
+    model = PrivateClassifier(**given, **CLASSES, **SHORT).fit(x, LABELS)
+    same = PrivateClassifier(**GIVEN, **CLASSES, **SHORT).fit(TABLE, LABELS)
     np.testing.assert_array_equal(model.predict_proba(x), same.predict_proba(TABLE))
 
 
@@ -118,14 +119,14 @@ def test_secret_randomness_is_the_default_and_differs():
     assert "secure" in made[0].privacy_statement_
     a, b = (model.predict_proba(TEST) for model in made)
     assert np.abs(a - b).max() > 1e-6
-    seeded = [PrivateClassifier(**GIVEN, **CLASSES, **FAST).fit(TABLE, LABELS) for _ in range(2)]
+    seeded = [PrivateClassifier(**GIVEN, **CLASSES, **SHORT).fit(TABLE, LABELS) for _ in range(2)]
     np.testing.assert_array_equal(*(model.predict_proba(TEST) for model in seeded))
     assert "whoever knows it can remove the noise" in seeded[0].privacy_statement_
 
 
 def test_the_estimator_holds_no_row():
     table = TABLE.assign(age=TABLE["age"] + np.pi / 1000)
-    model = PrivateClassifier(**GIVEN, **CLASSES, **FAST).fit(table, LABELS)
+    model = PrivateClassifier(**GIVEN, **CLASSES, **SHORT).fit(table, LABELS)
     pickled = pickle.dumps(model)
     for value in table["age"][:50]:
         for kind in (np.float64, np.float32):
@@ -158,7 +159,7 @@ def test_the_ledger_of_the_data_set_counts_every_fit_of_a_search(tmp_path):
 
 
 def test_columns_of_another_order_are_refused():
-    model = PrivateClassifier(**GIVEN, **CLASSES, **FAST).fit(TABLE, LABELS)
+    model = PrivateClassifier(**GIVEN, **CLASSES, **SHORT).fit(TABLE, LABELS)
     with pytest.raises(ValueError, match="feature names"):
         model.predict(TEST[["ward", "age", "pressure"]])
     assert set(BOUNDS) | set(CATEGORIES) == set(TEST)

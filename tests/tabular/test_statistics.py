@@ -97,7 +97,7 @@ def test_private_bounds_are_about_right():
 
 
 def test_balanced_weights_are_those_of_noisy_counts():
-    table, _, _ = patients(2000)
+    table, _, _ = patients(1000)
     labels = (table["age"] > 84).astype(int).to_numpy()  # one in twelve
     options = FAST | {"classes": [0, 1], "bounds": (0, 250), "categories": CATEGORIES, "epsilon": 10.0}
     usual = PrivateClassifier(**options).fit(table, labels)
