@@ -5,7 +5,7 @@
     python benchmarks/tables.py --stage test       # the defaults and others, on test rows
     python benchmarks/tables.py --show             # all of benchmarks/results/tables.jsonl
 
-The stages take about 6, 8 and 8 minutes on one core. A stage that was stopped continues.
+The stages take about 7, 9 and 17 minutes on one core that others use as well. A stage that was stopped continues.
 
 Each table is split by a public rule into training, validation and test rows. Trials are compared on validation rows,
 by the share of the variance that a model explains: 1 - brier / prior_brier for classes, R2 for numbers. The chosen
@@ -213,10 +213,10 @@ def run(stage, settings, tables, seeds, done):
             line = {
                 "stage": stage,
                 "table": name,
-                "rows": int(train.sum()),
                 "seed": seed,
                 **setting,
                 **scores,
+                "rows": int(train.sum()),
             }
             with RESULTS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
