@@ -22,6 +22,7 @@ def encode(table: pd.DataFrame, schema: Schema) -> np.ndarray:
         schema: What is known about the columns in public.
 
     Example:
+        >>> from adamas.tabular import Category
         >>> schema = Schema((Number("age", 0, 100), Category("ward", ("A", "B"))))
         >>> encode(pd.DataFrame({"age": [25, None, 1e9], "ward": ["B", "?", "A"]}), schema).tolist()
         [[-0.5, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0, 0.0]]
