@@ -27,6 +27,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
     *([] if is_missing("pandas") else ["adamas.tabular"]),
