@@ -9,6 +9,21 @@ NEEDS = {
     "adamas.federated.flower.requests": "flwr",
     "adamas.federated.flower.server_app": "flwr",
     "adamas.federated.flower.simulation": "flwr",
+    "adamas.tabular": "pandas",
+    "adamas.tabular.base": "pandas",
+    "adamas.tabular.classifier": "pandas",
+    "adamas.tabular.defaults": "pandas",
+    "adamas.tabular.encoding": "pandas",
+    "adamas.tabular.files": "pandas",
+    "adamas.tabular.given": "pandas",
+    "adamas.tabular.network": "pandas",
+    "adamas.tabular.payment": "pandas",
+    "adamas.tabular.regressor": "pandas",
+    "adamas.tabular.schema": "pandas",
+    "adamas.tabular.schema_files": "pandas",
+    "adamas.tabular.scores": "pandas",
+    "adamas.tabular.statistics": "pandas",
+    "adamas.tabular.tables": "pandas",
 }
 """Module -> the package without which it cannot be imported."""
 
