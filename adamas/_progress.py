@@ -1,5 +1,6 @@
 """Shows the progress of a run: a bar on a terminal, nothing elsewhere."""
 
+import math
 import os
 import sys
 import time
@@ -18,21 +19,21 @@ from rich.progress import (
 
 from adamas._words import rounded_up
 
-# Composing costs a good part of a second, so the display asks for epsilon rarely.
-_SECONDS_BETWEEN_EPSILONS = 10.0
+# Epsilon is a bound that is cheap at most steps. It need not change faster than one can read.
+_SECONDS_BETWEEN_EPSILONS = 0.5
 
 
 @contextmanager
 def progress_bar(
     enabled: bool | None, done: int, total: int, epsilon: Callable[[], float], *, private: bool = True
 ) -> Iterator[Callable[[], None]]:
-    """Shows steps, time and now and then epsilon; yields a function that advances by one step.
+    """Shows steps, time and epsilon; yields a function that advances by one step.
 
     Args:
         enabled: None shows the bar if standard error is a terminal and `CI` is not set.
         done: Steps that are already done.
         total: Steps in all.
-        epsilon: Returns the epsilon spent so far.
+        epsilon: Returns the epsilon spent so far, or a bound on it.
         private: False warns that the run is not private.
     """
     if enabled is None:
@@ -51,12 +52,13 @@ def progress_bar(
     )
     with Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task("", total=total, completed=done, spent="")
-        asked = time.monotonic()
+        asked = -math.inf
 
         def advance() -> None:
-            nonlocal asked
+            nonlocal asked, done
             display.advance(task)
-            if time.monotonic() - asked > _SECONDS_BETWEEN_EPSILONS:
+            done += 1
+            if done == total or time.monotonic() - asked > _SECONDS_BETWEEN_EPSILONS:
                 display.update(task, spent=f"ε = {rounded_up(epsilon(), digits=3)}")
                 asked = time.monotonic()
 

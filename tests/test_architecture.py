@@ -134,6 +134,7 @@ def test_imports_go_downwards_and_have_no_cycle():
 MAY_DRAW = {
     "noise": "the noise of a release",
     "secure_noise": "the same, for secure runs",
+    "queries": "the noise of a released count",
     "sampling": "which examples take part",
     "_streams": "the seeds of the three above",
     "models": "initial weights",

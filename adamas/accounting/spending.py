@@ -29,6 +29,7 @@ from adamas.accounting.events import Entries, counted, within
 from adamas.accounting.journal import Journal, Release
 from adamas.accounting.journals import name_of, names_of, write_ahead
 from adamas.accounting.ledger import Ledger, RunLedger, entries_of
+from adamas.accounting.live import EpsilonBound
 from adamas.accounting.plan import Plan, noise_after, units
 from adamas.accounting.recovery import Recovered, record_lost
 from adamas.accounting.reservation import Reservation
@@ -48,6 +49,7 @@ class Spending:
         data_ledger: Where the run reserves what it plans to release; None for nowhere.
         ranks: The processes of a data-parallel run, of which one writes.
         title: What the data set's ledger calls the run.
+        spent: Releases that were made on the data before the run, which the budget pays for, too.
         enforced: Whether plan and budget hold. False for replays, whose releases are not seen.
 
     Attributes:
@@ -78,11 +80,13 @@ class Spending:
         data_ledger: DataLedger | None = None,
         ranks: Ranks | None = None,
         title: str = "",
+        spent: Entries = (),
         enforced: bool = True,
     ) -> None:
         self.title, self.enforced = title, enforced
         self.sampler, self.delta, self.accountant = sampler, delta, accountant
-        self.ledger: Ledger = RunLedger(sampler.relation)
+        self._spent = list(spent)
+        self.ledger: Ledger = self._ledger_of_spent()
         self.steps_done = 0
         self._first_step = 0  # whose batch this run draws
         self.journals: list[Journal] = []
@@ -90,10 +94,10 @@ class Spending:
         self._ranks = ranks
         self._process = os.getpid()
         self._recovered = Recovered()
-        self._promised: Entries = [
-            (plan.event(sampler), units(plan.steps, sampler))
-        ]  # the budget pays for it
+        # The budget pays for these.
+        self._promised: Entries = [*self._spent, (plan.event(sampler), units(plan.steps, sampler))]
         self._limit: Budget | None = None
+        self._bound = EpsilonBound(delta, accountant, sampler.relation)
         self._reservation = Reservation(data_ledger, sampler.relation, ranks)
 
     # --- reading --------------------------------------------------------------------------------------
@@ -120,6 +124,20 @@ class Spending:
         """Returns the epsilon spent so far."""
         return self.complete().epsilon(self.delta, accountant or self.accountant)
 
+    def epsilon_bound(self) -> float:
+        """Returns an upper bound on `epsilon()`, mostly without composing: see `EpsilonBound`."""
+        entries = self.complete().entries
+        bound = self._bound(entries, self._event(), self._units_after(self.steps_done - 1))
+        budget = self._plan.budget
+        if budget is not None and self.enforced and within(counted(entries), counted(self._promised)):
+            return min(bound, budget)
+        return bound
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing was released but what was spent before the run."""
+        return counted(self.complete().entries) == counted(self._spent)
+
     def rehearsal(self) -> "Spending":
         """Returns the spending of a replay: the same plan, not enforced, and without files."""
         return Spending(
@@ -128,8 +146,15 @@ class Spending:
             delta=self.delta,
             accountant=self.accountant,
             ranks=self._ranks,
+            spent=self._spent,
             enforced=False,
         )
+
+    def _ledger_of_spent(self) -> RunLedger:
+        ledger = RunLedger(self.sampler.relation)
+        for event, count in self._spent:
+            ledger.record(event, count)
+        return ledger
 
     # --- charging -------------------------------------------------------------------------------------
 
@@ -337,7 +362,12 @@ class Spending:
         return Ledger.of(entries, self.ledger.relation).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues what `state_dict` returned."""
+        """Continues what `state_dict` returned.
+
+        Releases in `spent` count again, as later ones: they may not be those that the saved ledger has. The
+        run then plans as many steps as the budget still pays for.
+        """
+        self.ledger = RunLedger(self.sampler.relation)
         self.ledger.load_state_dict(state["ledger"], self.sampler)
         self.steps_done = state["steps_done"]
         if self.sampler.seed.given is None:
@@ -346,3 +376,7 @@ class Spending:
         self._recovered.load_plain(state)
         self._promised = entries_of(state["promised"])
         self._reservation.continue_from(state["account"], entries_of(state["paid_before"]))
+        if self._spent:
+            for event, count in self._spent:
+                self.ledger.record(event, count)
+            self._shorten()

@@ -149,15 +149,24 @@ class Rule(torch.optim.Optimizer, ABC):
                     self.state[params[index]][name] = value.clone().to(params[index].device)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters with the last release, once.
+
+        Args:
+            closure: Called first, for training loops that hand their work to the optimizer. It must write a
+                release to this rule, unless that was done before.
+
+        Returns:
+            What the closure returned.
 
         Raises:
             RuntimeError: If there is no fresh release: a gradient that did not come through the door
                 is not private.
         """
+        result = None
         if closure is not None:
-            raise TypeError("Expected step() without a closure: the gradient comes from a release.")
+            with torch.enable_grad():
+                result = closure()
         if self._noise_variance is None:
             raise RuntimeError(
                 "step() needs a fresh release. Call release.write_to(rule) before each rule.step(), or "
@@ -180,6 +189,7 @@ class Rule(torch.optim.Optimizer, ABC):
         self._before_update()
         for group in self.param_groups:
             self._update_group([p for p in group["params"] if p.requires_grad], variance, group)
+        return result
 
     @staticmethod
     def _check(options: Options) -> None:

@@ -73,6 +73,14 @@ class Accounted:
         """Returns the epsilon spent so far, at the run's delta."""
         return self._spending.epsilon(accountant)
 
+    def epsilon_bound(self) -> float:
+        """Returns an upper bound on `epsilon()` that is cheap enough for every step.
+
+        It is never below `epsilon()`, equal to it after the last step, and never above the budget that pays
+        for the run. It composes about 30 times over a whole run.
+        """
+        return self._spending.epsilon_bound()
+
     def close(self) -> None:
         """Returns to the data set's ledger what the run has reserved and not released.
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 
 from adamas.accounting import Plan, calibrate
 from adamas.accounting.budget import Budget
+from adamas.accounting.events import Entries
 from adamas.accounting.ledger import supports
 from adamas.errors import UnsupportedError
 from adamas.run.options import RunOptions
@@ -36,11 +37,17 @@ def _noise_multiplier(options: RunOptions, sampler: Sampler, steps: int) -> floa
     assert options.epsilon is not None
     return calibrate.noise_multiplier_for(
         lambda z: sampler.plan(z, steps),
+        before=spent_before(options),
         epsilon=options.epsilon,
         delta=options.delta,
         accountant=options.accountant,
         relation=sampler.relation,
     )
+
+
+def spent_before(options: RunOptions) -> Entries:
+    """Returns the events of `spent`."""
+    return () if options.spent is None else options.spent.entries
 
 
 def _budget(options: RunOptions) -> float | None:
@@ -57,7 +64,9 @@ def _affordable_steps(
     if noise_multiplier == 0:
         raise ValueError("Expected noise_multiplier > 0 with max_epsilon: without noise epsilon is infinite.")
     budget = Budget(epsilon, options.delta, options.accountant, sampler.relation)
-    units = budget.most(sampler.event({0: [noise_multiplier]}), sampler.unit(steps - 1) + 1)
+    units = budget.most(
+        sampler.event({0: [noise_multiplier]}), sampler.unit(steps - 1) + 1, others=spent_before(options)
+    )
     if units == 0:
         raise ValueError(
             f"Expected max_epsilon={epsilon!r} to pay for one step at least; with noise_multiplier="

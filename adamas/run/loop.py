@@ -16,6 +16,7 @@ from adamas._guards.state import Snapshot, Watch
 from adamas._progress import progress_bar
 from adamas.accounting import Spending
 from adamas.accounting.journal import Release
+from adamas.callbacks.base import Callback
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
 from adamas.engines import ENGINES, FAST, READS_VALUES, Engine, EngineFactory, Loss
 from adamas.loading import Batch, Loader
@@ -43,11 +44,15 @@ class Step:
         number: 1, 2, ...
         total: Steps of the whole run.
         release: The private gradient of the step, which is safe to publish.
+        epoch: 1, 2, ...
+        ends_epoch: Whether it is the last step of its epoch.
     """
 
     number: int
     total: int
     release: PrivateGradient
+    epoch: int
+    ends_epoch: bool
 
 
 class PrivateRun(RunParts):
@@ -59,6 +64,7 @@ class PrivateRun(RunParts):
     Attributes, besides those of `RunParts`:
         ema_model: The moving average of the weights, a module to evaluate; None if not asked for.
         ranks: The processes of a data-parallel run; None for a run in one process.
+        callbacks: Called after each step of the iteration, in this order.
 
     Example:
         >>> import torch, adamas
@@ -92,9 +98,11 @@ class PrivateRun(RunParts):
         raw: bool = False,
         ranks: Ranks | None = None,
         checkpoints: Checkpoints | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         super().__init__(model, rule, loss, loader, noise, engine, clip_norm, spending, scheduler, raw)
-        self.ema_model, self.progress = ema_model, progress
+        self.ema_model, self.progress, self.callbacks = ema_model, progress, tuple(callbacks)
+        self._stopped = False
         self._made_with = spending.plan
         self._files = SavedFiles(checkpoints, spending.use_journals)
         self._lock, self._releasing = threading.RLock(), False
@@ -111,7 +119,7 @@ class PrivateRun(RunParts):
 
     def __iter__(self) -> Iterator[Step]:
         with progress_bar(
-            self.progress, self.steps_done, self.steps, self.epsilon, private=self.private
+            self.progress, self.steps_done, self.steps, self.epsilon_bound, private=self.private
         ) as advance:
             for batch in self.batches():
                 release = self.privatize(batch)
@@ -122,7 +130,22 @@ class PrivateRun(RunParts):
                 if self.ema_model is not None:
                     self.ema_model.update_parameters(self.model)
                 advance()
-                yield Step(batch.step + 1, self.steps, release)
+                step = self._step(batch.step + 1, release)
+                for callback in self.callbacks:
+                    callback(self, step)
+                yield step
+
+    def _step(self, number: int, release: PrivateGradient) -> Step:
+        epoch, place = divmod(number - 1, self.steps_per_epoch)
+        return Step(number, self.steps, release, epoch + 1, place + 1 == self.steps_per_epoch)
+
+    def stop(self) -> None:
+        """Ends the iteration after the current step, as if the plan ended there.
+
+        The run saves itself if it has a checkpoint, and returns to the data set's ledger what it has
+        reserved. Iterating again continues with the remaining steps.
+        """
+        self._stopped = True
 
     def batches(self) -> Iterator[Batch]:
         """Yields the logical batches of the remaining steps, for a training loop of your own.
@@ -131,12 +154,15 @@ class PrivateRun(RunParts):
         and after the last batch.
         """
         every, first = self._files.every, self.steps_done
+        self._stopped = False
         for batch in self.loader.batches(first, self.steps):
             if batch.step >= self.steps:  # the data set's ledger pays for fewer
                 break
             if every is not None and (batch.step == first or batch.step % every == 0):
                 self._save_again()
             yield batch
+            if self._stopped:
+                break
         if every is not None:
             self._save_again()
         self.close()
@@ -260,6 +286,7 @@ class PrivateRun(RunParts):
         if self._spending.enforced:
             self._check_untouched(batch)
         self._spending.check(batch.step)
+        self._last_release = None  # its memory is free for the next one
         multipliers = [self.noise_multiplier, 0.0] if self.raw and not absolute else [self.noise_multiplier]
         with (
             self._watch.over(
@@ -281,6 +308,7 @@ class PrivateRun(RunParts):
                 ranks=self.ranks,
                 place=f"step {batch.step + 1}" + (" with absolute=True" if absolute else ""),
             )
+        self._last_release = release
         return release
 
     def _check_untouched(self, batch: Batch) -> None:
@@ -314,7 +342,7 @@ class PrivateRun(RunParts):
         number of ranks.
         """
         with together(self.ranks):
-            if self._spending.complete().entries or self.noise.draws:
+            if not self._spending.is_fresh or self.noise.draws:
                 raise RuntimeError(
                     "Expected a run that has released nothing: going back would draw the same noise again "
                     "and forget what was released. Make a new run with make_private and load the state into "

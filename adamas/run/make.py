@@ -1,7 +1,7 @@
 """`make_private`: sets up a private run in three steps, which validate, probe and calibrate."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from torch.utils.data import Dataset
 
 from adamas.accounting import Plan, Spending
 from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.ledger import Ledger
+from adamas.callbacks.base import Callback
 from adamas.distributed import Distributed, raises_together
 from adamas.engines import FAST, Loss
 from adamas.errors import SlowEngineWarning
-from adamas.run.calibration import calibrated
+from adamas.run.calibration import calibrated, spent_before
 from adamas.run.checkpoint import Checkpoints, load
 from adamas.run.loop import PrivateRun
 from adamas.run.options import RunOptions, SchedulerFactory
@@ -60,6 +62,8 @@ def make_private(
     resume: bool = False,
     data_ledger: str | Path | DataLedger | None = None,
     distributed: Distributed = False,
+    callbacks: Sequence[Callback] = (),
+    spent: Ledger | None = None,
 ) -> PrivateRun:
     r"""Sets up differentially private training of a model on a data set, with a budget.
 
@@ -112,6 +116,11 @@ def make_private(
             run reserves there all releases that it plans, before the first one; see `PrivateRun.close`.
         distributed: True for data-parallel training over the processes that `torchrun` started, or their
             process group. Pass the same arguments on every process; the run deals out each batch.
+        callbacks: Functions `callback(run, step)`, called after each step of the iteration; see
+            `adamas.callbacks`.
+        spent: Releases that were made on the data before, such as bounds of its columns. `epsilon` pays for
+            them, too, and the run's ledger contains them. A resumed run counts them once more, because
+            releases that are made again are new ones.
 
     Returns:
         A run: iterate over it to train.
@@ -175,6 +184,7 @@ def made(arguments: Validated, probes: Probed, plan: Plan) -> PrivateRun:
             data_ledger=arguments.data_ledger,
             ranks=ranks,
             title=type(rule).__name__,
+            spent=spent_before(options),
         ),
         scheduler=_scheduler(options.scheduler, rule, plan.steps),
         ema_model=_average(options.ema, model),
@@ -182,6 +192,7 @@ def made(arguments: Validated, probes: Probed, plan: Plan) -> PrivateRun:
         raw=options.raw,
         ranks=ranks,
         checkpoints=None if checkpoint is None else Checkpoints(checkpoint, every),
+        callbacks=options.callbacks,
     )
     if checkpoint is not None and Path(checkpoint).exists():
         load(checkpoint, run)

@@ -5,7 +5,7 @@ Each option is written once, here, and `make_private` explains it. `adamas.exper
 option of the class they need that has a text for its help.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from adamas import _validate
 from adamas.accounting.data_ledger import DataLedger
-from adamas.accounting.ledger import ACCOUNTANTS
+from adamas.accounting.ledger import ACCOUNTANTS, Ledger
+from adamas.callbacks.base import Callback
 from adamas.distributed import Distributed
 from adamas.engines import ENGINES
 from adamas.graphs.samplers import TERM_SAMPLERS
@@ -135,6 +136,8 @@ class RunOptions(TrainingOptions):
         metadata=shown("Ledger of the data set, whose budget pays for the run.", Path | None),
     )
     distributed: Distributed = False
+    callbacks: Sequence[Callback] = ()
+    spent: Ledger | None = None
 
     def __post_init__(self) -> None:
         self.check_shared()
@@ -144,6 +147,9 @@ class RunOptions(TrainingOptions):
         self._check_scheduler()
         self._check_average()
         self._check_checkpoint()
+        self._check_callbacks()
+        if self.spent is not None and not isinstance(self.spent, Ledger):
+            raise TypeError(f"Expected spent={self.spent!r} to be an adamas.Ledger.")
 
     def _check_length(self) -> None:
         _exactly_one(epochs=self.epochs, steps=self.steps)
@@ -201,6 +207,12 @@ class RunOptions(TrainingOptions):
             _validate.count(checkpoint_every=self.checkpoint_every)
         elif self.resume:
             raise ValueError("Expected checkpoint with resume=True: the file to continue from.")
+
+    def _check_callbacks(self) -> None:
+        if not isinstance(self.callbacks, Sequence) or not all(map(callable, self.callbacks)):
+            raise TypeError(
+                f"Expected callbacks={self.callbacks!r} to be a list of functions callback(run, step)."
+            )
 
 
 def check_needs_no_metric(scheduler: LRScheduler) -> None:

@@ -1,5 +1,6 @@
 """The parts of a run, and what they show at no privacy cost: geometry, costs, diagnostics, the guarantee."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.loading import Loader
 from adamas.noise import Noise
+from adamas.privatize import PrivateGradient
 from adamas.rules.base import Rule
 from adamas.run.accounted import Accounted
 from adamas.run.preconditions import check_parameters
 from adamas.run.randomness import model_randomness
+from adamas.run.release_metrics import release_metrics
 from adamas.run.rule_state import RuleState
 from adamas.run.statement import privacy_statement
 
@@ -60,6 +63,12 @@ class RunParts(Accounted):
         self.scheduler = scheduler
         self._rule, self._rule_state = rule, RuleState.of(rule)
         self._raw_moments = diagnostics.RawMoments(rule) if raw else None
+        self._last_release: PrivateGradient | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that make one pass over the data on average: ceil(N/batch_size) for most samplers."""
+        return self.loader.sampler.steps_per_epoch()
 
     @property
     def rule(self) -> torch.optim.Optimizer:
@@ -130,6 +139,42 @@ class RunParts(Accounted):
             except UnsupportedError as error:
                 return Explanation(self.engine, str(error), examples, 0.0, [])
         return replace(explanation, engine=self.engine)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what a log of the training may show at every step; all of it is public.
+
+        Returns:
+            "step" and "epoch", both done so far; "epsilon", the bound of `epsilon_bound()`; "delta";
+            "noise_multiplier"; "lr", of the rule's first group; and of the last release: "release_norm",
+            "noise_norm", the root of the expected square of its noise, and "signal_to_noise", the estimate
+            sqrt(max(release_norm² - noise_norm², 0)) / noise_norm of the clipped gradient's share. Before
+            the first release these three are missing.
+
+        Example:
+            >>> import torch, adamas
+            >>> from torch.nn import functional as F
+            >>> model = torch.nn.Linear(2, 2)
+            >>> data = torch.utils.data.TensorDataset(torch.randn(50, 2), torch.ones(50).long())
+            >>> run = adamas.make_private(
+            ...     model, adamas.rules.Adam(model.parameters(), lr=0.1), data,
+            ...     lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
+            ...     batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-3)
+            >>> for _ in run: pass
+            >>> seen = run.metrics()
+            >>> seen["step"], seen["epoch"], seen["lr"], round(seen["noise_norm"], 3)
+            (3, 0.6, 0.1, 0.245)
+            >>> seen["epsilon"] == run.epsilon()
+            True
+        """
+        seen: dict[str, float] = {
+            "step": self.steps_done,
+            "epoch": self.steps_done / self.steps_per_epoch,
+            "epsilon": self.epsilon_bound() if self.private else math.inf,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "lr": float(self.rule.param_groups[0]["lr"]),
+        }
+        return seen if self._last_release is None else seen | release_metrics(self._last_release)
 
     def diagnostics(self, *, raw: bool = False, histograms: bool = False) -> dict[str, Any]:
         """Describes what the rule did, from its own state, at no privacy cost.

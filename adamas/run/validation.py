@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset
 
 from adamas._streams import Seed
+from adamas._words import rounded_up
 from adamas.accounting.data_ledger import DataLedger
 from adamas.distributed import Ranks
 from adamas.engines import Loss
@@ -86,6 +87,7 @@ def validated(
         dataset, options.sampling, options.batch_size, seed, max_batch_size=options.max_batch_size
     )
     data_ledger = _data_ledger(options, sampler)
+    _check_spent(options, sampler)
     RuleState.of(rule)
     check_whole(model)
     check_parameters(model, rule)
@@ -154,6 +156,25 @@ def make_sampler(
     if max_batch_size is not None:
         return TruncatedPoisson(n, batch_size, max_batch_size, seed)
     return SAMPLERS[sampling](n, batch_size, seed)
+
+
+def _check_spent(options: RunOptions, sampler: Sampler) -> None:
+    spent = options.spent
+    if spent is None:
+        return
+    if spent.relation != sampler.relation:
+        raise ValueError(
+            f"Expected spent= under the relation of sampling={options.sampling!r}, {sampler.relation.name}, "
+            f"but its relation is {spent.relation.name}."
+        )
+    limit = options.epsilon if options.epsilon is not None else options.max_epsilon
+    if limit is not None:
+        before = spent.epsilon(options.delta, options.accountant)
+        if before >= limit:
+            raise ValueError(
+                f"Expected epsilon={limit!r} above what spent= holds already, {rounded_up(before)} at "
+                f"delta={options.delta:g}. Raise epsilon, or release less before the training."
+            )
 
 
 def _data_ledger(options: RunOptions, sampler: Sampler) -> DataLedger | None:

@@ -70,14 +70,36 @@ def test_zero_grad_before_the_release_does_not_prevent_the_step(running):
     assert not torch.equal(p, before)
 
 
-def test_a_closure_is_refused_and_the_release_stays_usable(running):
-    rule, _, made = running
-    made.write_to(rule)
+def test_a_closure_that_writes_the_release_is_called_before_the_step(running):
+    rule, p, made = running
+    before, calls = p.detach().clone(), []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        calls.append(len(calls))
+        made.write_to(rule)
+        return "result"
+
+    assert rule.step(closure) == "result"
+    assert calls == [0]
+    assert not torch.equal(p, before)
+
+
+def test_a_closure_without_a_release_makes_no_step(running):
+    rule, _, _ = running
     before = snapshot(rule)
-    with pytest.raises(TypeError, match="closure"):
+    with pytest.raises(RuntimeError, match="release"):
         rule.step(lambda: 0.0)
     assert_same(snapshot(rule), before)
-    rule.step()
+
+
+def test_a_closure_that_adds_a_gradient_to_the_release_makes_no_step(running):
+    rule, p, made = running
+    made.write_to(rule)
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match="not the release's any more"):
+        rule.step(lambda: p.sum().backward())
+    assert torch.equal(p, before)
 
 
 def test_a_release_for_other_parameters_is_refused(running):

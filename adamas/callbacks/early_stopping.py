@@ -1,0 +1,86 @@
+"""Stops a run when its score on other data no longer rises."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from adamas import _validate
+from adamas.callbacks.base import FinishedStep, WatchedRun
+from adamas.distributed import told_by_writer
+
+
+class EarlyStopping:
+    """Stops a run once its score has not risen for a number of evaluations.
+
+    The noise was calibrated for all planned steps, so a run that stops early spends less than its budget. The
+    decision to stop is published with the result: compute the score from public data, or pay for it with
+    `PaidScore`.
+
+    Args:
+        score: `score(model)`, a number that is better if it is larger. It gets the moving average of the
+            weights if the run has one. The model is in evaluation mode.
+        patience: Evaluations without a better score before the run stops.
+        every: Steps between evaluations; None for each epoch.
+        least_gain: How much larger a score must be to count as better.
+
+    Attributes:
+        scores: All scores so far, with their steps.
+
+    Example:
+        >>> from adamas.callbacks import EarlyStopping
+        >>> stopping = EarlyStopping(lambda model: 0.5, patience=2)  # make_private(..., callbacks=[stopping])
+    """
+
+    def __init__(
+        self,
+        score: Callable[[nn.Module], float],
+        *,
+        patience: int = 3,
+        every: int | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        if not callable(score):
+            raise TypeError(f"Expected score={score!r} to be a function score(model).")
+        _validate.count(patience=patience)
+        if every is not None:
+            _validate.count(every=every)
+        _validate.non_negative(least_gain=least_gain)
+        self._score, self._patience, self._every, self._least_gain = score, patience, every, least_gain
+        self.scores: list[tuple[int, float]] = []
+        self._best, self._since = -math.inf, 0
+
+    def __call__(self, run: WatchedRun, step: FinishedStep) -> None:
+        """Evaluates at the end of an epoch, and stops the run."""
+        due = step.ends_epoch if self._every is None else step.number % self._every == 0
+        if not due:
+            return
+        score = _told(run, lambda: float(_evaluated(self._score, run)))
+        if math.isnan(score):
+            raise ValueError(f"Expected a score at step {step.number}, got NaN.")
+        self.scores.append((step.number, score))
+        if score > self._best + self._least_gain:
+            self._best, self._since = score, 0
+        else:
+            self._since += 1
+        if self._since >= self._patience:
+            run.stop()
+
+
+def _evaluated(score: Callable[[nn.Module], float], run: WatchedRun) -> float:
+    """Scores the model in evaluation mode, and puts every module back into its own mode."""
+    model = run.model if run.ema_model is None else run.ema_model
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return score(model)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _told(run: WatchedRun, score: Callable[[], float]) -> float:
+    """Returns the score that the writing rank computes, so that all ranks stop at one step."""
+    return float.fromhex(told_by_writer(run.ranks, lambda: score().hex().encode()).decode())

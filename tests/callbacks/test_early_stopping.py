@@ -1,0 +1,161 @@
+"""A run stops when its score no longer rises; a paid score costs what its ledger says."""
+
+import dp_accounting
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from adamas.callbacks import EarlyStopping, PaidScore
+from adamas.errors import BudgetError, UnsupportedError
+from tests.support.small_runs import finish, make_data, make_model, make_run
+
+
+def scoring(values):
+    values = iter(values)
+    return lambda model: next(values)
+
+
+def test_a_run_stops_after_as_many_evaluations_without_gain():
+    stopping = EarlyStopping(scoring([0.1, 0.5, 0.4, 0.5, 0.9]), patience=2, every=1)
+    run = make_run(callbacks=[stopping])
+    finish(run)
+    assert run.steps_done == 4
+    assert stopping.scores == [(1, 0.1), (2, 0.5), (3, 0.4), (4, 0.5)]
+
+
+def test_by_default_each_epoch_is_evaluated():
+    stopping = EarlyStopping(scoring([0.1, 0.2, 0.3]), patience=1)
+    finish(make_run(steps=12, callbacks=[stopping]))  # an epoch has five steps
+    assert [step for step, _ in stopping.scores] == [5, 10]
+
+
+def test_a_small_gain_does_not_count():
+    run = make_run(callbacks=[EarlyStopping(scoring([0.1, 0.15, 0.19]), patience=2, every=1, least_gain=0.1)])
+    finish(run)
+    assert run.steps_done == 3
+
+
+def test_the_score_sees_the_average_in_evaluation_mode_and_modes_are_restored():
+    model = nn.Sequential(make_model(), nn.Dropout(0.1))
+    model[0].eval()
+    seen = []
+
+    def score(scored):
+        seen.append((scored, any(m.training for m in scored.modules()), torch.is_grad_enabled()))
+        return 0.0
+
+    run = make_run(model, ema=0.9, steps=1, callbacks=[EarlyStopping(score, every=1)])
+    before = [m.training for m in run.ema_model.modules()]
+    finish(run)
+    assert seen == [(run.ema_model, False, False)]
+    assert [m.training for m in run.ema_model.modules()] == before
+    assert [model.training, model[0].training, model[1].training] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"patience": 0}, "patience=0"), ({"every": 0}, "every=0"), ({"least_gain": -1.0}, "least_gain=-1.0")],
+)
+def test_bad_settings_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        EarlyStopping(lambda model: 0.0, **options)
+
+
+def test_a_score_that_is_no_number_is_an_error():
+    with pytest.raises(ValueError, match="NaN"):
+        finish(make_run(callbacks=[EarlyStopping(lambda model: float("nan"), every=1)]))
+
+
+# --- paid scores -----------------------------------------------------------------------------------------
+
+
+def right(model, batch):
+    x, y = batch
+    return model(x).argmax(1) == y
+
+
+def paid(data=None, right=right, **changes):
+    options = {"epsilon": 1.0, "delta": 1e-4, "evaluations": 3, "seed": 0} | changes
+    return PaidScore(right, data or make_data(n=40), **options)
+
+
+def test_a_paid_score_is_the_accuracy_with_the_noise_of_its_ledger():
+    model, data = make_model(), make_data(n=40)
+    exact = int(right(model, data.tensors).sum())
+    scores = paid(data, epsilon=1000.0)
+    assert abs(round(scores(model) * 40) - exact) <= 4 * scores.noise_multiplier + 1
+    assert scores.ledger.entries == [(dp_accounting.GaussianDpEvent(scores.noise_multiplier), 1)]
+
+
+def test_all_evaluations_keep_the_budget_and_one_more_is_refused():
+    score = paid()
+    for _ in range(3):
+        assert 0 <= score(make_model()) <= 1
+    assert 0.98 < score.ledger.epsilon(1e-4) <= 1.0
+    with pytest.raises(BudgetError, match="3 evaluations"):
+        score(make_model())
+    assert score.ledger.entries[0][1] == 3
+
+
+def test_one_record_moves_the_count_by_at_most_one_even_in_a_model_that_mixes():
+    """Batch statistics would let one record change the answers for all others, if it saw several at once."""
+
+    def mixing(model, batch):
+        x, _ = batch
+        return (x - x.mean(0)).sum(1) >= 0
+
+    data = TensorDataset(torch.tensor([[1.0], [2.0], [3.0], [1000.0]]), torch.zeros(4))
+    for left_out in range(4):
+        rows = [i for i in range(4) if i != left_out]
+        less = TensorDataset(data.tensors[0][rows], data.tensors[1][rows])
+        counts = [paid(one, mixing)._count(make_model()) for one in (data, less)]
+        assert counts[0] - counts[1] in (0, 1)
+
+
+def test_a_model_that_remembers_examples_is_refused():
+    class Remembering(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = torch.zeros(1)
+
+        def forward(self, x):
+            self.seen = self.seen + x.sum()
+            return x + self.seen
+
+    with pytest.raises(UnsupportedError, match="seen"):
+        paid(right=lambda model, batch: model(batch[0]).sum(1) > 0)(Remembering())
+
+
+def test_what_one_example_draws_changes_nothing_for_the_next():
+    data = TensorDataset(torch.arange(6.0)[:, None], torch.zeros(6))
+    model = make_model()
+
+    def drawing(model, batch):
+        answer = torch.rand(1) > 0.5
+        torch.rand(int(batch[0]) + 1)
+        return answer
+
+    before = torch.get_rng_state()
+    assert paid(data, drawing)._count(model) in (0, 6)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("answer", [1.0, torch.tensor([0.5]), torch.tensor([True, True])])
+def test_an_answer_that_is_not_one_truth_value_is_refused_without_showing_it(answer):
+    with pytest.raises(TypeError, match="one True or False") as error:
+        paid(right=lambda model, batch: answer)(make_model())
+    assert "0.5" not in str(error.value)
+
+
+def test_a_delta_that_would_allow_to_publish_a_record_is_refused():
+    with pytest.raises(ValueError, match="1/N"):
+        paid(delta=0.1)
+
+
+def test_a_run_stops_by_a_paid_score():
+    score = paid(evaluations=6)
+    run = make_run(callbacks=[EarlyStopping(score, patience=1, every=2)])
+    finish(run)
+    assert score.ledger.entries
+    assert run.steps_done in (4, 6)

@@ -1,0 +1,100 @@
+"""Trackers write the public metrics of a run, with the real packages."""
+
+import math
+import sys
+
+import pytest
+
+from adamas.callbacks import MLflow, TensorBoard, WandB
+from tests.support.small_runs import finish, make_run
+
+NAMES = {
+    f"private/{name}"
+    for name in (
+        *("epoch", "epsilon", "delta", "noise_multiplier", "lr"),
+        *("release_norm", "noise_norm", "signal_to_noise"),
+    )
+}
+
+
+class Recording:
+    """Stands for a run of Weights & Biases."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, metrics, step):
+        self.logged.append((step, metrics))
+
+
+def test_a_tracker_writes_every_few_steps_and_at_the_end():
+    recording = Recording()
+    run = make_run(steps=7, callbacks=[WandB(recording, every=3)])
+    finish(run)
+    assert [step for step, _ in recording.logged] == [3, 6, 7]
+    assert all(metrics.keys() == NAMES for _, metrics in recording.logged)
+    assert recording.logged[-1][1]["private/epsilon"] == run.epsilon()
+
+
+def test_infinite_numbers_are_left_out():
+    recording = Recording()
+    finish(make_run(noise_multiplier=0.0, steps=1, callbacks=[WandB(recording)]))
+    assert recording.logged[0][1].keys() == NAMES - {"private/epsilon", "private/signal_to_noise"}
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(TypeError, match=r"wandb\.init"):
+        WandB(None)
+    with pytest.raises(ValueError, match="every=0"):
+        WandB(Recording(), every=0)
+
+
+@pytest.mark.parametrize(("tracker", "module"), [(TensorBoard, "tensorboard"), (MLflow, "mlflow")])
+def test_a_missing_package_is_named_with_its_extra(tracker, module, monkeypatch, tmp_path):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == module or name.startswith("torch.utils.tensorboard"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"adamas\[{module}\]"):
+        tracker(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_tensorboard_holds_the_metrics_of_each_step(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = make_run(callbacks=[TensorBoard(tmp_path, every=2)])
+    finish(run)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == NAMES
+    seen = events.Scalars("private/epsilon")
+    assert [event.step for event in seen] == [2, 4, 6]
+    assert seen[-1].value == pytest.approx(run.epsilon(), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the package's own
+def test_wandb_takes_the_metrics_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=tmp_path, project="adamas") as logging:
+        run = make_run(callbacks=[WandB(logging)])
+        finish(run)
+        assert logging.summary["private/epsilon"] == pytest.approx(run.epsilon())
+        assert logging.step in (6, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the package's own
+def test_mlflow_holds_the_metrics_of_each_step(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    with mlflow.start_run() as active:
+        run = make_run(callbacks=[MLflow(every=3)])
+        finish(run)
+    history = mlflow.MlflowClient().get_metric_history(active.info.run_id, "private/epsilon")
+    assert [entry.step for entry in history] == [3, 6]
+    assert math.isclose(history[-1].value, run.epsilon())
