@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
+from adamas._guards.kept_values import same_bits
 from adamas.integrations.transformers.training import RUN_FILE
 
 OPTIMIZER_FILE, SCHEDULER_FILE = "optimizer.pt", "scheduler.pt"
@@ -61,7 +62,7 @@ def load_schedule(folder: str | Path, scheduler: Any) -> None:
 def _same(a: Any, b: Any) -> bool:
     """Tells whether two states are equal, tensors bit for bit and wherever they are."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
+        return same_bits(a.cpu(), b.cpu())
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -9,7 +9,7 @@ import torch
 
 from adamas import _validate
 from adamas.accounting.data_ledger import DataLedger
-from adamas.accounting.ledger import ACCOUNTANTS
+from adamas.accounting.ledger import ACCOUNTANTS, Ledger
 from adamas.engines import ENGINES, Loss
 from adamas.rules import RULES
 from adamas.sampling import SAMPLERS
@@ -43,6 +43,7 @@ class Privacy:
         seed: Of sampling and noise, which must then be as secret as the data. None draws a secret one from
             the operating system. `TrainingArguments.seed` is not used: it is public.
         engine: A name in `adamas.engines.ENGINES`, or "auto".
+        spent: Releases that were made on the data before. They count towards epsilon.
         data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget.
 
     All of them mean what they mean in `adamas.make_private`.
@@ -70,6 +71,7 @@ class Privacy:
     noise: str = "reproducible"
     seed: int | None = None
     engine: str = "auto"
+    spent: Ledger | None = None
     data_ledger: str | Path | DataLedger | None = None
 
     def __post_init__(self) -> None:
