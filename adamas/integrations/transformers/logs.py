@@ -1,5 +1,6 @@
 """What a private trainer logs: public metrics in the place of what it knows about private data."""
 
+from adamas._words import rounded_up
 from adamas.run import PrivateRun
 
 PRIVATE = frozenset(
@@ -26,6 +27,7 @@ def public(logs: dict[str, float]) -> dict[str, float]:
 
 
 def privacy_metrics(run: PrivateRun) -> dict[str, float]:
-    """Returns the run's metrics under the names that trainers use."""
+    """Returns the run's metrics under the names that trainers use, epsilon rounded up to what they show."""
     seen = run.metrics()
+    seen["epsilon"] = float(rounded_up(seen["epsilon"]))
     return {shown: seen[name] for name, shown in _SHOWN.items() if name in seen}

@@ -244,19 +244,11 @@ class PrivateTrainerMixin(_Base):
 class PrivateTrainer(PrivateTrainerMixin, Trainer):
     """`transformers.Trainer`, trained privately; see `PrivateTrainerMixin`.
 
-    Example:
-        >>> import datasets, torch, transformers
-        >>> from adamas.integrations.transformers import Privacy, PrivateTrainer
-        >>> config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1,
-        ...                                  num_attention_heads=1, intermediate_size=8)
-        >>> model = transformers.BertForSequenceClassification(config)
-        >>> rows = {"input_ids": torch.randint(20, (40, 5)).tolist(), "labels": [0, 1] * 20}
-        >>> args = transformers.TrainingArguments(per_device_train_batch_size=5, max_steps=2, use_cpu=True,
-        ...     gradient_accumulation_steps=2, save_strategy="no", disable_tqdm=True, report_to="none")
-        >>> trainer = PrivateTrainer(
-        ...     model, args, train_dataset=datasets.Dataset.from_dict(rows), privacy=Privacy(epsilon=8))
-        >>> result = trainer.train()  # doctest: +ELLIPSIS
-        {...}
-        >>> trainer.run.steps_done, trainer.epsilon() <= 8
-        (2, True)
+    Example::
+
+        args = TrainingArguments("out", per_device_train_batch_size=16, gradient_accumulation_steps=16,
+                                 num_train_epochs=3, learning_rate=1e-3)
+        trainer = PrivateTrainer(model, args, train_dataset=records, privacy=Privacy(epsilon=8))
+        trainer.train()
+        print(trainer.privacy_statement())
     """
