@@ -18,6 +18,8 @@ PACKAGES = [
     "adamas.sampling",
     "adamas.engines",
     "adamas.accounting",
+    "adamas.callbacks",
+    "adamas.queries",
     "adamas.run",
     "adamas.check",
     "adamas.audit",

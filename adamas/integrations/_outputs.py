@@ -20,7 +20,14 @@ _TARGETS = ("labels", "start_positions", "end_positions")
 def output_of(model: nn.Module, batch: Any, more: Mapping[str, Tensor]) -> Any:
     """Calls the model without the targets, from which it would compute a loss of the whole batch."""
     _check_mapping(batch)
-    return model(**{key: value for key, value in batch.items() if key not in _TARGETS}, **more)
+    inputs = {key: value for key, value in batch.items() if key not in _TARGETS}
+    for key, value in inputs.items():
+        if isinstance(value, list):
+            raise TypeError(
+                f"Expected batch[{key!r}] to be a tensor, got a list. Pass a data set of tensors, "
+                'dataset.with_format("torch"), or a collator of transformers as collate_fn.'
+            )
+    return model(**inputs, **more)
 
 
 def logits_of(model: nn.Module, batch: Any, more: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -260,8 +260,8 @@ def _over_tokens(logits: Tensor, labels: Tensor, reduction: str, label_smoothing
     _one_of_reductions(reduction)
     if labels.shape[1] != logits.shape[1]:
         raise ValueError(
-            "Expected one label per token, got labels of another length than the logits. Let collate_fn pad both "
-            "alike, as DataCollatorForTokenClassification does."
+            "Expected one label per token, got labels of another length than the logits. Let collate_fn pad "
+            "labels like inputs, as DataCollatorForTokenClassification does."
         )
     labels = labels.to(logits.device)
     losses = F.cross_entropy(
