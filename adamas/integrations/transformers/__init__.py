@@ -1,7 +1,7 @@
-"""Private training in the `Trainer` of Hugging Face `transformers`, and in trainers built on it, such as TRL's.
+"""Private training in the `Trainer` of Hugging Face `transformers`, and those of TRL.
 
-`PrivateTrainer` takes the place of `transformers.Trainer`; `PrivateTrainerMixin` makes the training of a subclass
-private: `class PrivateSFT(PrivateTrainerMixin, SFTTrainer)`. docs/huggingface.md has examples.
+`PrivateTrainer` takes the place of `transformers.Trainer`. `PrivateTrainerMixin` makes the training of a
+subclass private: `class PrivateSFT(PrivateTrainerMixin, SFTTrainer)`. docs/huggingface.md has examples.
 """
 
 try:

@@ -1,7 +1,7 @@
 """What each field of `TrainingArguments` becomes in a private training: supported, mapped or refused.
 
-The table has a row for each field of transformers' `TrainingArguments` and of TRL's `SFTConfig`. A field that is
-refused may keep its default value. So may a field of a version of these packages that has no row here yet.
+The table has a row for each field of transformers' `TrainingArguments` and of TRL's `SFTConfig`. A field
+that is refused may keep its default. So may a field of a newer version, which has no row here yet.
 """
 
 import dataclasses
@@ -14,26 +14,43 @@ from adamas.errors import UnsupportedError
 from adamas.integrations.transformers.privacy import Privacy
 
 SUPPORTED = frozenset(
-    """
-    output_dir num_train_epochs max_steps lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
-    average_tokens_across_devices bf16 bf16_full_eval fp16_full_eval tf32 gradient_checkpointing use_cache
-    logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter logging_dir
-    log_level log_level_replica disable_tqdm report_to run_name project
-    trackio_space_id trackio_bucket_id trackio_static_space_id
-    eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
-    eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
-    save_only_model save_strategy save_steps save_on_each_node save_total_limit
-    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-    load_best_model_at_end metric_for_best_model greater_is_better restore_callback_states_from_checkpoint
-    full_determinism seed use_cpu accelerator_config dataloader_pin_memory dataloader_persistent_workers
-    dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns
-    label_names length_column_name do_train do_eval do_predict resume_from_checkpoint local_rank
-    ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
-    gradient_checkpointing_kwargs fsdp_config torch_compile_backend torch_compile_mode liger_kernel_config
-    model_init_kwargs trust_remote_code chat_template_path dataset_text_field dataset_kwargs dataset_num_proc
-    eos_token pad_token max_length truncation_mode shuffle_dataset packing_strategy eval_packing pad_to_multiple_of
-    completion_only_loss assistant_only_loss
-    """.split()
+    {
+        *("output_dir", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs"),
+        *("warmup_steps", "warmup_ratio"),
+        *("average_tokens_across_devices", "bf16", "bf16_full_eval", "fp16_full_eval", "tf32", "use_cache"),
+        *("use_cpu",),
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "full_determinism", "seed"),
+        *("accelerator_config",),
+        *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node"),
+        *("logging_nan_inf_filter",),
+        *("logging_dir", "log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name"),
+        *("project",),
+        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        *("eval_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only"),
+        *("eval_on_start",),
+        *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"),
+        *("include_for_metrics",),
+        *("batch_eval_metrics", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+        *("save_only_model", "save_strategy", "save_steps", "save_on_each_node", "save_total_limit"),
+        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        *("hub_revision",),
+        *("restore_callback_states_from_checkpoint", "resume_from_checkpoint", "do_train", "do_eval"),
+        *("do_predict",),
+        *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+        *("dataloader_multiprocessing_context", "dataloader_in_order", "remove_unused_columns"),
+        *("label_names",),
+        *("length_column_name", "local_rank", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
+        *("ddp_broadcast_buffers",),
+        *("ddp_static_graph", "ddp_backend", "ddp_timeout", "fsdp_config", "torch_compile_backend"),
+        *("torch_compile_mode",),
+        *("liger_kernel_config",),
+        # Of TRL's SFTConfig.
+        *("model_init_kwargs", "trust_remote_code", "chat_template_path", "dataset_text_field"),
+        *("dataset_kwargs",),
+        *("dataset_num_proc", "eos_token", "pad_token", "max_length", "truncation_mode", "shuffle_dataset"),
+        *("packing_strategy",),
+        *("eval_packing", "pad_to_multiple_of", "completion_only_loss", "assistant_only_loss"),
+    }
 )
 """Fields that mean what they mean in transformers, or concern what a private training refuses anyway."""
 
@@ -60,8 +77,8 @@ REFUSED = {
     "optim": _RULE,
     "optim_args": _RULE,
     "optim_target_modules": _RULE,
-    "fp16": "Its scaling of losses skips steps by what the gradients are. Take bf16=True, or load the model in "
-    "bfloat16.",
+    "fp16": "Its scaling of losses skips steps by what the gradients are. Take bf16=True, or load the model "
+    "in bfloat16.",
     "half_precision_backend": "Take bf16=True.",
     "fp16_opt_level": "Take bf16=True.",
     "torch_compile": "Compiled calls cannot be followed example by example. Leave it out.",
@@ -71,20 +88,20 @@ REFUSED = {
     "auto_find_batch_size": "It would train again from the start after running out of memory. Lower "
     "per_device_train_batch_size, and raise gradient_accumulation_steps.",
     "include_num_input_tokens_seen": _PRIVATE_COUNT,
-    "skip_memory_metrics": "The memory that training took depends on how many records took part. Leave it True.",
+    "skip_memory_metrics": "The memory that was used depends on how many records took part. Leave it True.",
     "debug": "It prints activations of private data. Leave it out.",
     "ignore_data_skip": "A resumed run continues its own sampling. Leave it False.",
     "enable_jit_checkpoint": "It may save between a release and the step on it. Set save_steps.",
     "data_seed": "The order of records is drawn with the run's secret seed: set Privacy(seed=...).",
     "dataloader_drop_last": "Each batch is drawn at random, and none is the last. Leave it False.",
-    "train_sampling_strategy": "Batches are drawn by the sampler that the accountant knows. Leave it 'random', and "
-    "set Privacy(sampling=...).",
+    "train_sampling_strategy": "Batches are drawn by the sampler that the accountant knows. Leave it "
+    "'random', and set Privacy(sampling=...).",
     "group_by_length": "Batches are drawn by the sampler that the accountant knows. Leave it False.",
     "deepspeed": _ONE_PROCESS,
     "fsdp": _ONE_PROCESS,
     "parallelism_config": _ONE_PROCESS,
     # of TRL
-    "packing": "A packed row holds several records, so that clipping rows does not bound a record. Leave it False.",
+    "packing": "A packed row holds several records, so clipping rows bounds none of them. Leave it False.",
     "padding_free": "It joins the records of a batch to one row. Leave it False.",
     "loss_type": "Leave it 'nll', or give Privacy(loss=...).",
     "activation_offloading": "It changes the tensors that the backward reads. Set gradient_checkpointing.",
@@ -114,9 +131,9 @@ def check_arguments(args: TrainingArguments, privacy: Privacy) -> None:
     _check_checkpointing(args)
     if args.push_to_hub and privacy.seed is not None and _plain(args.hub_strategy) in _WHOLE_CHECKPOINTS:
         raise UnsupportedError(
-            f"Expected no seed in Privacy with hub_strategy={_plain(args.hub_strategy)!r}: the checkpoints that it "
-            "publishes hold the seed, which removes the noise. Leave out the seed, or set "
-            "hub_strategy='every_save'."
+            f"Expected no seed in Privacy with hub_strategy={_plain(args.hub_strategy)!r}: the "
+            "checkpoints that it publishes hold the seed, which removes the noise. Leave out the seed, or "
+            "set hub_strategy='every_save'."
         )
     processes = max(args.world_size, 1) * max(args.n_gpu, 1)
     if args.world_size > 1 or args.n_gpu > 1:
@@ -127,15 +144,25 @@ def check_arguments(args: TrainingArguments, privacy: Privacy) -> None:
         )
 
 
+def check_precision(mixed_precision: str) -> None:
+    """Raises for a mixed precision that was chosen for accelerate and is not exact."""
+    if mixed_precision not in ("no", "bf16"):
+        raise UnsupportedError(
+            f"Expected mixed precision 'bf16' or none of accelerate, got {mixed_precision!r}. "
+            + REFUSED["fp16"]
+        )
+
+
 _WHOLE_CHECKPOINTS = ("checkpoint", "all_checkpoints")
 
 
 def _check_checkpointing(args: TrainingArguments) -> None:
+    options: Any = args.gradient_checkpointing_kwargs or {}
     for name in ("use_reentrant", "offload", "selective"):
-        if (args.gradient_checkpointing_kwargs or {}).get(name):
+        if options.get(name):
             raise UnsupportedError(
-                f"Expected gradient_checkpointing_kwargs without {name}: it changes the backward in ways that the "
-                "engines do not follow. Set {'use_reentrant': False}."
+                f"Expected gradient_checkpointing_kwargs without {name}: it changes the backward in ways "
+                "that the engines do not follow. Set {'use_reentrant': False}."
             )
 
 

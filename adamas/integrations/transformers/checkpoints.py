@@ -25,13 +25,15 @@ def folder_to_resume(trainer: Trainer, resume_from_checkpoint: str | bool | None
         return None
     folder = resume_from_checkpoint
     if folder is True:
-        folder = get_last_checkpoint(trainer.args.output_dir)
+        folder = get_last_checkpoint(trainer.args.output_dir)  # type: ignore[no-untyped-call]
         if folder is None:
-            raise FileNotFoundError(f"Expected a checkpoint in output_dir={trainer.args.output_dir!r}, found none.")
+            raise FileNotFoundError(
+                f"Expected a checkpoint in output_dir={trainer.args.output_dir!r}, found none."
+            )
     if not (Path(folder) / RUN_FILE).is_file():
         raise FileNotFoundError(
             f"Expected {RUN_FILE} in {folder}: without its ledger the releases behind these weights "
-            "are unknown, and epsilon would be too low. Resume from a checkpoint that a private trainer saved "
+            "are unknown, and epsilon would be too low. Resume from a checkpoint of a private trainer "
             "(without save_only_model), or train anew and account for the earlier training yourself."
         )
     return str(folder)
@@ -45,8 +47,8 @@ def check_rule_state(folder: str | Path, rule: torch.optim.Optimizer) -> None:
     theirs = torch.load(file, map_location="cpu", weights_only=True)
     if not _same(theirs, rule.state_dict()):
         raise ValueError(
-            f"Expected {file} to be the state of the rule that {RUN_FILE} holds, but they differ: it comes from "
-            "another training, whose releases are not in this ledger. Delete it, to continue the run as "
+            f"Expected {file} to be the state of the rule that {RUN_FILE} holds, but they differ: it comes "
+            "from another training, whose releases are not in this ledger. Delete it, to continue the run as "
             f"{RUN_FILE} has it, or restore the whole folder."
         )
 

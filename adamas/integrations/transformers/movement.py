@@ -4,7 +4,7 @@ A training whose weights do not move spends its budget all the same. That happen
 after the optimizer was made, or before a model was moved to its device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +17,25 @@ class Movement:
 
     Args:
         model: The model.
-        noisy: Whether the step has noise, so that every gradient is different from 0.
     """
 
-    def __init__(self, model: nn.Module, *, noisy: bool) -> None:
-        self._model, self._noisy = model, noisy
-        self._trainable = {
-            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
-        }
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._trainable = {name: p.detach().clone() for name, p in _parameters(model, trainable=True)}
         self._frozen = _digests(model)
 
     def check(self) -> None:
-        """Raises unless exactly the trainable weights have moved since.
+        """Raises unless trainable weights have moved since, and no frozen ones.
 
-        Weights in 16 bits may stay where a step rounds to nothing, but not all of them. Without noise a gradient
-        may be 0, but not all of them.
+        Some may stay: at the small learning rate of a warm-up, the step of a weight near 1 rounds to nothing.
         """
         now = dict(self._model.named_parameters())
-        still = [name for name, p in self._trainable.items() if torch.equal(now[name], p)]
-        wrong = [
-            name for name in still if self._noisy and now[name].dtype in (torch.float32, torch.float64)
-        ]
-        if wrong or len(still) == len(self._trainable):
+        if all(torch.equal(now[name], p) for name, p in self._trainable.items()):
             raise RuntimeError(
-                f"The first step moved {len(self._trainable) - len(still)} of {len(self._trainable)} trainable "
-                f"parameters; {(wrong or still)[0]!r} did not move. Training on would spend the budget for "
-                "nothing. Move the model to its device before adapters are added, build the rule from "
-                "the parameters that the model has now, and raise learning_rate if steps round to nothing."
+                f"The first step moved 0 of {len(self._trainable)} trainable parameters, at a learning rate "
+                "above 0. Training on would spend the budget for nothing. Move the model to its device before "
+                "adapters are added, build the rule from the parameters that the model has now, and raise "
+                "learning_rate if steps round to nothing."
             )
         after = _digests(self._model)
         moved = [name for name, digest in self._frozen.items() if after.get(name) != digest]
@@ -61,5 +53,8 @@ def lr_of(rule: torch.optim.Optimizer) -> float:
 
 
 def _digests(model: nn.Module) -> Mapping[str, str]:
-    frozen: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    return {name: fingerprint([p]) for name, p in frozen.items()}
+    return {name: fingerprint([p]) for name, p in _parameters(model, trainable=False)}
+
+
+def _parameters(model: nn.Module, *, trainable: bool) -> Iterator[tuple[str, Tensor]]:
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad is trainable)

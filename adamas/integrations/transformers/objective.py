@@ -43,7 +43,8 @@ def loss_for(trainer: Trainer, privacy: Privacy) -> Loss:
             "Expected compute_loss_func=None: it returns one number for a batch. Give Privacy(loss=...), a "
             "function loss(model, batch) with one loss per record."
         )
-    return losses.for_model(trainer.model, label_smoothing=trainer.args.label_smoothing_factor)
+    model: Any = trainer.model
+    return losses.for_model(model, label_smoothing=trainer.args.label_smoothing_factor)
 
 
 def check_methods(kind: type, mixin: type) -> None:
@@ -57,9 +58,9 @@ def check_methods(kind: type, mixin: type) -> None:
         owner = owner_of(kind, name)
         if owner is not mixin:
             raise UnsupportedError(
-                f"Expected {kind.__name__} to leave {name} to {mixin.__name__}, but {owner.__name__} has its own: "
-                "it could reach private data around the sampling, the clipping or the ledger. Remove it; put "
-                "the mixin first in the bases of the class."
+                f"Expected {kind.__name__} to leave {name} to {mixin.__name__}, but {owner.__name__} has its "
+                "own: it could reach private data around the sampling, the clipping or the ledger. Remove it; "
+                "put the mixin first in the bases of the class."
             )
 
 
@@ -91,6 +92,7 @@ def check_optimizers(trainer: Any) -> None:
     for name, found in given.items():
         if found:
             raise UnsupportedError(
-                f"Expected no {name}: the rule takes the optimizer's place. Set Privacy(rule=...) to its class, or "
-                "to a function of the parameters that makes it; lr_scheduler_type and warmup_steps set the schedule."
+                f"Expected no {name}: the rule takes the optimizer's place. Set Privacy(rule=...) to its "
+                "class, or to a function of the parameters that makes it. The schedule follows from "
+                "lr_scheduler_type and warmup_steps."
             )

@@ -90,8 +90,8 @@ class Privacy:
             _validate.one_of(RULES, rule=self.rule)
         elif not callable(self.rule):
             raise TypeError(
-                f"Expected rule={self.rule!r} to be a name in adamas.rules.RULES, a class of optimizers, or a "
-                "function of the parameters that makes one. An optimizer itself would hold parameters that "
+                f"Expected rule={self.rule!r} to be a name in adamas.rules.RULES, a class of optimizers, or "
+                "a function of the parameters that makes one. An optimizer itself would hold parameters that "
                 "the trainer may replace."
             )
         if self.loss is not None and not callable(self.loss):

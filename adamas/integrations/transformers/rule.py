@@ -49,10 +49,10 @@ def _options(factory: RuleFactory, args: TrainingArguments, privacy: Privacy) ->
     for name, field in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
         if name in options:
             raise ValueError(
-                f"Expected rule_options without {name}, got {options[name]!r}: set {field} in the arguments of "
-                "the trainer."
+                f"Expected rule_options without {name}, got {options[name]!r}: set {field} in the arguments "
+                "of the trainer."
             )
-    given = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     betas = args.adam_beta1, args.adam_beta2
     if betas != (default_of("adam_beta1"), default_of("adam_beta2")):
         given["betas"] = betas

@@ -1,7 +1,6 @@
 """Trainers whose training is private."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 from transformers.utils import logging
 
 from adamas.errors import UnsupportedError
-from adamas.integrations.transformers.arguments import check_arguments
+from adamas.integrations.transformers.arguments import check_arguments, check_precision
 from adamas.integrations.transformers.callback import PrivacyCallback
 from adamas.integrations.transformers.checkpoints import check_rule_state, folder_to_resume, load_schedule
 from adamas.integrations.transformers.logs import privacy_metrics, public
@@ -58,6 +57,7 @@ class PrivateTrainerMixin(_Base):
         self.callback_handler.callbacks.insert(0, self._private)
         self._check()
         check_optimizers(self)
+        check_precision(self.accelerator.mixed_precision)
 
     # --- what the user asks ---------------------------------------------------------------------------
 
@@ -120,8 +120,7 @@ class PrivateTrainerMixin(_Base):
             0, in the place of the loss, which is private.
         """
         if self.accelerator.sync_gradients:
-            self.model.train()
-            self.optimizer.train()  # of schedule-free ones
+            model.train()
             self._private.training.release(self.state.global_step)
         return zero(self.args.device)
 
@@ -132,8 +131,8 @@ class PrivateTrainerMixin(_Base):
         batch_size = self._expected_batch_size()
         if batch_size > records:
             raise ValueError(
-                f"Expected per_device_train_batch_size x gradient_accumulation_steps = {batch_size} to be at most "
-                f"the {records} records of train_dataset."
+                f"Expected per_device_train_batch_size x gradient_accumulation_steps = {batch_size} to be at "
+                f"most the {records} records of train_dataset."
             )
         steps = -(-records // batch_size)
         return Tickets(steps * self.args.gradient_accumulation_steps, records)
@@ -145,18 +144,18 @@ class PrivateTrainerMixin(_Base):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Makes the rule, in the place of an optimizer."""
         if self.optimizer is None:
-            model = self.model if model is None else model
-            decayed = self.get_decay_parameter_names(model)
-            self.optimizer = make_rule(model, self.args, self.privacy, decayed)
+            whole: Any = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(whole)
+            self.optimizer = make_rule(whole, self.args, self.privacy, decayed)
         return self.optimizer
 
     def _begin(self) -> Training:
         """Makes the run, or continues that of a checkpoint."""
         assert self._data is not None
         dataset, collate_fn = self._data
-        privacy, planned = self.privacy, self.state.max_steps
+        privacy, planned, model = self.privacy, self.state.max_steps, cast(nn.Module, self.model)
         run = make_private(
-            self.model,
+            model,
             self._rule(),
             dataset,
             loss_for(self, privacy),
@@ -212,17 +211,12 @@ class PrivateTrainerMixin(_Base):
     def _check(self) -> None:
         """Raises, before anything is spent, for what cannot be kept."""
         check_arguments(self.args, self.privacy)
-        if self.accelerator.mixed_precision not in ("no", "bf16"):
-            raise UnsupportedError(
-                f"Expected mixed precision 'bf16' or none, got {self.accelerator.mixed_precision!r} of accelerate: "
-                "scaling of losses skips steps by what the gradients are. Take bf16=True."
-            )
         loss_for(self, self.privacy)
         if self.train_dataset is not None:
             dataset_length(self.train_dataset)
 
     def _dataset_and_collator(self) -> tuple[Dataset[Any], Any]:
-        """Returns the data set without unused columns, and what joins records, from the trainer's own loader."""
+        """Returns the data set without unused columns, and the collator, from the trainer's own loader."""
         loader = super().get_train_dataloader()
         collate = loader.collate_fn
         if isinstance(collate, RemoveColumnsCollator):  # its first call would change it, to log once

@@ -64,13 +64,13 @@ class Training:
         """
         if self._release is not None:
             raise RuntimeError(
-                "Expected the trainer to step on each release, but the last one was never written to the rule: "
-                "a callback of this package was removed. Leave trainer.callback_handler as it is."
+                "Expected the trainer to step on each release, but the last one was never written to the "
+                "rule: a callback of this package was removed. Leave trainer.callback_handler as it is."
             )
         if step != self.run.steps_done:
             raise RuntimeError(
-                f"Expected the trainer at step {self.run.steps_done} of the run, found it at {step}. Resume by "
-                "train(resume_from_checkpoint=...), with a checkpoint that holds both."
+                f"Expected the trainer at step {self.run.steps_done} of the run, found it at {step}. Resume "
+                "by train(resume_from_checkpoint=...), with a checkpoint that holds both."
             )
         if self._batches is None:
             self._batches = self.run.batches()
@@ -81,7 +81,7 @@ class Training:
         if self._release is None:
             raise RuntimeError("Expected a release before the step of the rule.")
         if not self._moved and lr_of(self.run.rule) > 0:
-            self._movement = Movement(self.run.model, noisy=self.run.noise_multiplier > 0)
+            self._movement = Movement(self.run.model)
         self._release.write_to(self.run.rule)
         self._release = None
 
@@ -113,7 +113,7 @@ class Training:
 
 
 RUN_FILE = "adamas.safetensors"
-"""The run in the folder of a checkpoint: weights, rule, sampler, noise and ledger; beside it is its journal."""
+"""The run, in the folder of a checkpoint: weights, rule, sampler, noise, ledger. Its journal is beside it."""
 
 
 def zero(device: torch.device) -> torch.Tensor:

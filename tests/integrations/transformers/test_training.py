@@ -134,7 +134,7 @@ def test_early_stopping_on_public_data_spends_less(tmp_path):
     )
     result = ours.train()
     assert result.global_step == ours.run.steps_done == 2 < ours.run.steps
-    assert ours.epsilon() < 2.0
+    assert ours.epsilon() < 2.1
     assert any("eval_loss" in row for row in ours.state.log_history)
 
 
@@ -220,13 +220,8 @@ def test_frozen_weights_stay(tmp_path):
 def test_a_training_without_accumulation_and_with_workers_is_the_same(tmp_path):
     ours = trainer(tmp_path)
     ours.train()
-    other = trainer(
-        tmp_path,
-        arguments_={
-            **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1},
-            **{"dataloader_num_workers": 1},
-        },
-    )
+    whole = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "dataloader_num_workers": 1}
+    other = trainer(tmp_path, arguments_=whole)
     other.train()
     assert other.run.loader.micro_batch_size == 4
     assert other.epsilon() == ours.epsilon()
