@@ -33,8 +33,8 @@ class Movement:
         if all(torch.equal(now[name], p) for name, p in self._trainable.items()):
             raise RuntimeError(
                 f"The first step moved 0 of {len(self._trainable)} trainable parameters, at a learning rate "
-                "above 0. Training on would spend the budget for nothing. Move the model to its device before "
-                "adapters are added, build the rule from the parameters that the model has now, and raise "
+                "above 0. Training on would spend the budget for nothing. Move the model to its device "
+                "before adapters are added, build the rule from the parameters that the model has now, and raise "
                 "learning_rate if steps round to nothing."
             )
         after = _digests(self._model)

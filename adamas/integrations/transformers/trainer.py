@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import RemoveColumnsCollator
 from transformers.utils import logging
 
-from adamas.errors import UnsupportedError
+from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations.transformers.arguments import check_arguments, check_precision
 from adamas.integrations.transformers.callback import PrivacyCallback
 from adamas.integrations.transformers.checkpoints import check_rule_state, folder_to_resume, load_schedule
@@ -183,6 +183,11 @@ class PrivateTrainerMixin(_Base):
             check_rule_state(self._folder, run.rule)
             load_schedule(self._folder, self.lr_scheduler)
         training = Training(run, planned)
+        if training.finished and run.steps_done < planned:
+            raise BudgetError(
+                f"The budget pays for no step after step {run.steps_done} of {planned}: what was released since the "
+                "checkpoint was saved counts. Resume from the last checkpoint, or evaluate what is there."
+            )
         if training.shortened:
             _logger.warning(
                 f"The budget pays for {run.steps} of {planned} steps: releases that were made after the "
