@@ -59,7 +59,7 @@ def check_methods(kind: type, mixin: type) -> None:
         if owner is not mixin:
             raise UnsupportedError(
                 f"Expected {kind.__name__} to leave {name} to {mixin.__name__}, but {owner.__name__} has its "
-                "own: it could reach private data around the sampling, the clipping or the ledger. Remove it, "
+                "own: it could reach private data around sampling, clipping or ledger. Remove it, "
                 "and put the mixin first in the bases of the class."
             )
 

@@ -154,6 +154,7 @@ class PrivateTrainerMixin(_Base):
         assert self._data is not None
         dataset, collate_fn = self._data
         privacy, planned, model = self.privacy, self.state.max_steps, cast(nn.Module, self.model)
+        model.train()  # as it will be in each step: from_pretrained returns it in evaluation mode
         run = make_private(
             model,
             self._rule(),
@@ -185,8 +186,8 @@ class PrivateTrainerMixin(_Base):
         training = Training(run, planned)
         if training.finished and run.steps_done < planned:
             raise BudgetError(
-                f"The budget pays for no step after step {run.steps_done} of {planned}: what was released since the "
-                "checkpoint was saved counts. Resume from the last checkpoint, or evaluate what is there."
+                f"The budget pays for no step after step {run.steps_done} of {planned}: what was released "
+                "since the checkpoint was saved counts. Resume from the last checkpoint, or evaluate what is there."
             )
         if training.shortened:
             _logger.warning(

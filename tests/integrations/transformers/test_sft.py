@@ -79,7 +79,7 @@ def test_adapters_train_in_bfloat16_and_resume_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("packing", True), ("padding_free", True), ("loss_type", "dft"), ("activation_offloading", True)],
+    [("packing", True), ("padding_free", True), ("loss_type", "dft")],
 )
 def test_what_joins_records_is_refused(tmp_path, name, value):
     changes = {name: value} | ({"max_length": None} if name == "padding_free" else {})
@@ -105,6 +105,7 @@ def test_preferences_are_refused_with_the_reason(tmp_path):
     with pytest.raises(UnsupportedError, match="DPOTrainer has its own compute_loss"):
         PrivateDPO(
             llama(),
+            ref_model=llama(),
             args=DPOConfig(str(tmp_path), max_steps=1, use_cpu=True, report_to="none"),
             train_dataset=pairs.remove_columns("completion"),
             processing_class=tokenizer(),

@@ -51,7 +51,13 @@ def plain_loop(data, *, batch_size, steps, **options):
 
 
 def test_a_training_is_bit_equal_to_a_plain_loop_of_the_same_seed(tmp_path):
-    ours = trainer(tmp_path)  # with dropout, warm-up, evaluation and saves between the steps
+    model = bert().eval()  # as from_pretrained returns it
+    ours = trainer(  # with dropout, warm-up, evaluations and saves between the steps
+        tmp_path,
+        model=model,
+        eval_dataset=labelled(6, seed=3),
+        arguments_={"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
+    )
     result = ours.train()
     run, model = plain_loop(labelled(), batch_size=4, steps=6, micro_batch_size=2)
     assert torch.equal(weights(ours.model), weights(model))
