@@ -115,8 +115,8 @@ def masked_lm(
 ) -> Tensor:
     """Computes the cross entropy of each example over its masked tokens, those with a label.
 
-    The mask must come from the example alone: see `adamas.integrations.masking`. Arguments as for
-    `token_classification`.
+    `DataCollatorForLanguageModeling` draws the mask of each token by itself, as dropout does. Arguments as
+    for `token_classification`.
     """
     labels = class_indices(batch, "masked_lm")
     return _over_tokens(logits_of(model, batch), labels, reduction, label_smoothing)

@@ -75,7 +75,8 @@ def make_private(
             `accelerator.prepare` returned, the run steps the rule inside.
         dataset: A map-style data set: `__len__` and `__getitem__`. For nodes of a graph,
             `adamas.graphs.NodeTerms`.
-        loss: `loss(model, batch)`, one loss per example, shape `(n,)`.
+        loss: `loss(model, batch)`, one loss per example, shape `(n,)`. For a model of Hugging Face,
+            `adamas.integrations.losses.for_model(model)`.
         batch_size: Expected number of examples of a step, and the divisor of the sum.
         delta: The delta of the guarantee, below 1/N.
         epochs: Passes over the data, ceil(N/batch_size) steps each; or give `steps`.

@@ -1,12 +1,14 @@
 """Explains why joining a few examples, or a loss on them, fails where the data is not of the right kind."""
 
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from adamas._nests import named_tensors
 from adamas.errors import UnsupportedError
@@ -21,17 +23,16 @@ def joining(loader: Loader) -> Iterator[None]:
     """Names the remedy where examples cannot be joined: texts, and lengths that differ."""
     try:
         yield
-    except (UnsupportedError, ImportError):
+    except UnsupportedError:
         raise
-    except Exception as error:
-        example = loader.dataset[0]  # if this fails, its own error is shown
-        if loader.collate_fn is None:
+    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError) as error:
+        if _fails_in_default_collate(error):
             raise TypeError(
                 f"Expected examples that torch's default_collate can join, but it fails "
                 f"({type(error).__name__}). Make all examples tensors of one shape, or pass a collate_fn "
                 "that pads texts of different lengths, such as transformers' DataCollatorWithPadding."
             ) from error
-        texts = _texts(example)
+        texts = [] if loader.collate_fn is None else _texts(loader.dataset[0])
         if texts:
             raise TypeError(
                 f"Expected examples that collate_fn can join, but it fails ({type(error).__name__}), and the "
@@ -60,6 +61,11 @@ def computing(model: nn.Module, sample: Any) -> Iterator[None]:
         ) from error
 
 
+def _fails_in_default_collate(error: BaseException) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == default_collate.__module__ for frame, _ in frames)
+
+
 def _texts(example: Any) -> list[str]:
     if not isinstance(example, Mapping):
         return []
@@ -73,6 +79,6 @@ def _of_types(model: nn.Module, sample: Any) -> str:
     measured = next((kind for kind in kinds if len(kinds) == 1), torch.float32)
     return (
         f"Expected numbers of the types that the model takes. It has parameters of {own}; the batch has "
-        f"{given}. Convert in the data set: measurements to {measured}, as in TensorDataset(x.to({measured}), "
-        "y), and indices of classes to torch.int64."
+        f"{given}. Convert in the data set: measurements as in TensorDataset(x.to({measured}), y), and "
+        "indices of classes to torch.int64."
     )
