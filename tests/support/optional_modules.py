@@ -9,6 +9,17 @@ NEEDS = {
     "adamas.federated.flower.requests": "flwr",
     "adamas.federated.flower.server_app": "flwr",
     "adamas.federated.flower.simulation": "flwr",
+    "adamas.integrations.transformers": "transformers",
+    "adamas.integrations.transformers.arguments": "transformers",
+    "adamas.integrations.transformers.callback": "transformers",
+    "adamas.integrations.transformers.checkpoints": "transformers",
+    "adamas.integrations.transformers.logs": "transformers",
+    "adamas.integrations.transformers.movement": "transformers",
+    "adamas.integrations.transformers.objective": "transformers",
+    "adamas.integrations.transformers.privacy": "transformers",
+    "adamas.integrations.transformers.rule": "transformers",
+    "adamas.integrations.transformers.trainer": "transformers",
+    "adamas.integrations.transformers.training": "transformers",
 }
 """Module -> the package without which it cannot be imported."""
 

@@ -187,7 +187,8 @@ class PrivateTrainerMixin(_Base):
         if training.finished and run.steps_done < planned:
             raise BudgetError(
                 f"The budget pays for no step after step {run.steps_done} of {planned}: what was released "
-                "since the checkpoint was saved counts. Resume from the last checkpoint, or evaluate what is there."
+                "since the checkpoint was saved counts. Resume from the last checkpoint, or keep "
+                "what was trained."
             )
         if training.shortened:
             _logger.warning(
