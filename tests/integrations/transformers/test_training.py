@@ -13,6 +13,7 @@ from transformers import DataCollatorWithPadding, EarlyStoppingCallback, Trainer
 
 import adamas
 from adamas import rules
+from adamas.accounting.data_ledger import DataLedger
 from adamas.integrations import losses
 from adamas.integrations.transformers import Privacy
 from tests.support.tiny_trainers import PRIVACY, SMALL, bert, labelled, tokenizer, trainer, weights
@@ -240,3 +241,29 @@ def test_nothing_is_known_before_the_training(tmp_path):
         ours.epsilon()
     assert ours.privacy == Privacy(**PRIVACY)
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_a_list_of_records_is_a_data_set_like_any_other(tmp_path):
+    """Its unused column is removed by Trainer's own wrapper of the collator, not from the data set."""
+    ours = trainer(tmp_path, data=list(labelled()), arguments_={"max_steps": 2})
+    ours.train()
+    other = trainer(tmp_path, arguments_={"max_steps": 2})
+    other.train()
+    assert torch.equal(weights(ours.model), weights(other.model))
+
+
+def test_the_ledger_of_the_data_set_gets_back_what_was_not_released(tmp_path):
+    ledger = DataLedger.create(tmp_path / "data.ledger", epsilon=5.0, delta=1e-3, accountant="rdp")
+    ours = trainer(
+        tmp_path,
+        privacy={"epsilon": 3.0, "delta": 1e-3, "accountant": "rdp", "data_ledger": ledger},
+        eval_dataset=labelled(8, seed=9),
+        callbacks=[EarlyStoppingCallback(1, early_stopping_threshold=1e9)],
+        arguments_={
+            **{"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1},
+            **{"load_best_model_at_end": True, "metric_for_best_model": "loss"},
+        },
+    )
+    ours.train()
+    assert ours.run.steps_done == 2 < ours.run.steps
+    assert ledger.epsilon() == pytest.approx(ours.epsilon())
