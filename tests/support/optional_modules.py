@@ -24,6 +24,17 @@ NEEDS = {
     "adamas.tabular.scores": "pandas",
     "adamas.tabular.statistics": "pandas",
     "adamas.tabular.tables": "pandas",
+    "adamas.integrations.transformers": "transformers",
+    "adamas.integrations.transformers.arguments": "transformers",
+    "adamas.integrations.transformers.callback": "transformers",
+    "adamas.integrations.transformers.checkpoints": "transformers",
+    "adamas.integrations.transformers.logs": "transformers",
+    "adamas.integrations.transformers.movement": "transformers",
+    "adamas.integrations.transformers.objective": "transformers",
+    "adamas.integrations.transformers.privacy": "transformers",
+    "adamas.integrations.transformers.rule": "transformers",
+    "adamas.integrations.transformers.trainer": "transformers",
+    "adamas.integrations.transformers.training": "transformers",
 }
 """Module -> the package without which it cannot be imported."""
 
