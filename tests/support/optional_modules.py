@@ -38,7 +38,6 @@ NEEDS = {
     "adamas.integrations.transformers.callback": "transformers",
     "adamas.integrations.transformers.checkpoints": "transformers",
     "adamas.integrations.transformers.logs": "transformers",
-    "adamas.integrations.transformers.movement": "transformers",
     "adamas.integrations.transformers.objective": "transformers",
     "adamas.integrations.transformers.privacy": "transformers",
     "adamas.integrations.transformers.rule": "transformers",

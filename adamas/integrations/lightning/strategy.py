@@ -17,9 +17,10 @@ from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import Ledger
 from adamas.engines import Loss
 from adamas.errors import BudgetError, UnsupportedError
+from adamas.integrations._movement import Movement, lr_of
 from adamas.integrations.lightning import refusals
 from adamas.integrations.lightning.keeps_ledger import KeepsLedger
-from adamas.integrations.lightning.released import Movement, Written
+from adamas.integrations.lightning.released import Written
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
 from adamas.loading import Batch, dataset_length
@@ -124,7 +125,7 @@ class PrivateTraining(KeepsLedger):
         self._data: TrainData | None = None
         self._batches: Iterator[Batch] = iter(())
         self._written: Written | None = None
-        self._movement: Movement | None = None
+        self._moved = False  # whether a step has shown that the weights move
 
     # --- what the Trainer asks for before the training -----------------------------------------------
 
@@ -252,8 +253,7 @@ class PrivateTraining(KeepsLedger):
     ) -> Any:
         """Steps on the release that the closure makes, and logs epsilon."""
         module, run = self._module, self._run
-        if run is not None and run.steps_done == 0:
-            self._movement = Movement(module)
+        movement = Movement(module) if not self._moved and lr_of(optimizer) > 0 else None
         self._written = None
         result = self.precision_plugin._wrap_closure(module, optimizer, closure)
         written, self._written = self._written, None
@@ -264,10 +264,9 @@ class PrivateTraining(KeepsLedger):
             )
         written.check()
         optimizer.step()
-        if self._movement is not None:
-            rates = any(group["lr"] > 0 for group in optimizer.param_groups)
-            self._movement.check(moves=rates and run.noise_multiplier > 0)
-            self._movement = None
+        if movement is not None and run.noise_multiplier > 0:
+            movement.check()
+            self._moved = True
         if not module.trainer.barebones:
             module.log(
                 "epsilon", run.epsilon_bound(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1

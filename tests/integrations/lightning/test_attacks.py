@@ -211,8 +211,8 @@ class WithFrozen(fits.Classifier):
         (Accumulates(), "accumulate_grad_batches"),
         (TurnsManual(), "automatic_optimization"),
         (Clips(), "not those of the release"),
-        (MovesFrozen(), "moved 'frozen'"),
-        (MovesNothing(), "moved no parameter"),
+        (MovesFrozen(), "changed 'frozen'"),
+        (MovesNothing(), "moved 0 of 2"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -230,6 +230,19 @@ def test_a_learning_rate_of_0_may_move_nothing_at_first(tmp_path):
     module = WithFrozen(lambda parameters, lr: torch.optim.SGD(parameters, lr=0.0))
     fits.trainer(tmp_path).fit(module, fits.loader())
     assert torch.equal(fits.weights(module), fits.weights(WithFrozen()))
+
+
+def test_weights_that_do_not_move_after_a_warm_up_are_an_error(tmp_path):
+    class WarmsUp(WithFrozen):
+        def configure_optimizers(self):
+            rule = super().configure_optimizers()
+            later = torch.optim.lr_scheduler.LambdaLR(rule, lambda step: float(step > 1))
+            return [rule], [{"scheduler": later, "interval": "step"}]
+
+    trainer = fits.trainer(tmp_path, callbacks=[MovesNothing()])
+    with pytest.raises(RuntimeError, match="moved 0 of 2"):
+        trainer.fit(WarmsUp(), fits.loader())
+    assert trainer.strategy.run.steps_done == 3
 
 
 def test_a_user_that_skips_an_epoch_spends_less(tmp_path):
