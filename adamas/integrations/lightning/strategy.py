@@ -264,8 +264,9 @@ class PrivateTraining(KeepsLedger):
             )
         written.check()
         optimizer.step()
-        if movement is not None and run.noise_multiplier > 0:
-            movement.check()
+        if movement is not None:
+            if run.noise_multiplier > 0:
+                movement.check()
             self._moved = True
         if not module.trainer.barebones:
             module.log(
