@@ -47,7 +47,7 @@ class AdamW(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,

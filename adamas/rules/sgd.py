@@ -43,7 +43,7 @@ class SGD(Rule):
     """
 
     def __init__(
-        self, params: Params, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0
+        self, params: Params, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
