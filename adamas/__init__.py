@@ -12,6 +12,7 @@ from adamas.privatize import PrivateGradient
 from adamas.run.checkpoint import load
 from adamas.run.loop import PrivateRun
 from adamas.run.make import make_private
+from adamas.suggest import Suggestion, suggest
 
 __all__ = [
     "BudgetError",
@@ -21,6 +22,7 @@ __all__ = [
     "Ledger",
     "PrivateGradient",
     "PrivateRun",
+    "Suggestion",
     "UnsupportedError",
     "__version__",
     "calibrate",
@@ -33,5 +35,6 @@ __all__ = [
     "make_private",
     "rules",
     "sampling",
+    "suggest",
     "theory",
 ]

@@ -20,7 +20,7 @@ class Adam(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
         eps_placement: "outside" adds eps to the root, as implementations do; "inside" takes

@@ -23,7 +23,7 @@ class AdamW(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
         weight_decay: lambda.

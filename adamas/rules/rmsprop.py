@@ -26,7 +26,7 @@ class RMSProp(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         alpha: Decay of the averaged square.
         eps: gamma, for stability.
         momentum: mu; 0 keeps no buffer for it.

@@ -24,7 +24,7 @@ class SGD(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         momentum: mu; 0 keeps no state.
         weight_decay: lambda, decoupled: it shrinks the parameters and is not clipped.
 

@@ -3,6 +3,7 @@
 `docs/learning_rates.md` has the trials behind the numbers and how the suggestions do on other tasks.
 """
 
+from adamas import _validate
 from adamas.suggest import choices
 from adamas.suggest.request import Request
 from adamas.suggest.suggestion import Suggestion
@@ -30,7 +31,7 @@ def suggest(
         n: Number of training examples.
         parameters: Number of trainable parameters.
         epsilon: The budget.
-        delta: The delta of the budget; None for 1/(10 n).
+        delta: The delta of the budget; None for 1/(10 n), rounded down to two digits.
         epochs: Passes over the data; or give `hours`, or neither.
         hours: Time for the training, with `examples_per_second`.
         examples_per_second: Examples that your private training takes in a second, as a short run on random
@@ -47,11 +48,12 @@ def suggest(
         >>> given.rule, given.batch_size, given.steps, given.noise_multiplier
         ('adam-bc', 2048, 150, 1.0163)
     """
+    _validate.count(n=n)
     request = Request(
         n=n,
         parameters=parameters,
         epsilon=epsilon,
-        delta=choices.default_delta(n) if delta is None and n else delta or 0.0,
+        delta=choices.default_delta(n) if delta is None else delta,
         epochs=epochs,
         hours=hours,
         examples_per_second=examples_per_second,

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
-from adamas._words import duration, limit, rounded_up
+from adamas._words import duration, limit
 from adamas.suggest import evidence
 from adamas.suggest.noise import RunNoise, noise_of
 from adamas.suggest.request import Request
@@ -19,7 +20,7 @@ EPOCHS = 10
 MOST_EPOCHS = 30
 """Passes that are not exceeded because there is time."""
 
-FEWEST_STEPS = 100
+FEWEST_STEPS = 40
 """The batch is the largest power of two that leaves this many steps."""
 
 SMALLEST_BATCH = 16
@@ -46,7 +47,9 @@ class RuleChoice:
 def choose_epochs(request: Request) -> Choice:
     """Takes the passes that are asked for, or those that the time allows."""
     if request.epochs is not None:
-        return Choice(request.epochs, f"epochs: {request.epochs}, as you asked." + _time(request, request.epochs))
+        return Choice(
+            request.epochs, f"epochs: {request.epochs}, as you asked." + _time(request, request.epochs)
+        )
     affordable = request.affordable_epochs
     if affordable is None:
         reason = f"epochs: {EPOCHS}, since neither epochs nor hours are given. {_thin(EPOCHS)}"
@@ -72,73 +75,77 @@ def _time(request: Request, epochs: int) -> str:
 
 
 def choose_batch_size(request: Request, epochs: int) -> Choice:
-    """Takes the largest power of two that leaves enough steps: at equal passes, large batches have less noise."""
-    largest = epochs * request.n / FEWEST_STEPS
-    batch = 2 ** max(int(math.log2(SMALLEST_BATCH)), math.floor(math.log2(max(largest, 1))))
-    batch = min(batch, 2 ** math.floor(math.log2(request.n)))
-    chosen = run_noise(request, batch, epochs)
-    quarter = run_noise(request, max(1, batch // 4), epochs)
+    """Takes the largest power of two that leaves enough steps: large batches have less noise."""
+    largest = max(SMALLEST_BATCH, epochs * request.n / FEWEST_STEPS)
+    batch = 2 ** math.floor(math.log2(min(largest, request.n)))
+    chosen, small = (run_noise(request, size, epochs) for size in (batch, batch // 4))
+    if chosen.steps >= FEWEST_STEPS:
+        text = f"the largest power of two with {FEWEST_STEPS} steps or more"
+    else:
+        text = f"the smallest that is suggested, although it leaves fewer than {FEWEST_STEPS} steps"
+    means = [noise.of_mean(request.parameters) for noise in (chosen, small)]
     reason = (
-        f"batch size: {batch}, the largest power of two with {FEWEST_STEPS} steps or more"
-        if chosen.steps >= FEWEST_STEPS
-        else f"batch size: {batch}, the smallest that is suggested, although it leaves fewer than {FEWEST_STEPS} steps"
-    )
-    reason += (
-        f" ({chosen.steps}). Its noise-to-batch ratio z/B is {chosen.multiplier:g}/{batch} = {chosen.ratio:.3g}; with "
-        f"{quarter.batch_size} it is {quarter.multiplier:g}/{quarter.batch_size} = {quarter.ratio:.3g}. The mean of "
-        f"all releases has noise of norm {chosen.of_mean(request.parameters):.3g} instead of "
-        f"{quarter.of_mean(request.parameters):.3g}, at the same epsilon and time."
+        f"batch size: {batch}, {text} ({chosen.steps}). Its noise-to-batch ratio z/B is {_ratio(chosen)}; "
+        f"with {small.batch_size} it is {_ratio(small)}. The mean of all releases has noise of norm "
+        f"{means[0]:.3g} instead of {means[1]:.3g}, at the same epsilon and time."
     )
     return Choice(batch, reason)
 
 
+def _ratio(noise: RunNoise) -> str:
+    return f"{noise.multiplier:g}/{noise.batch_size} = {noise.ratio:.3g}"
+
+
 def choose_rule(request: Request) -> RuleChoice:
-    """Takes adam-bc, or a rule with less state where its state does not fit."""
+    """Takes the first rule whose state fits the memory; the last one has none."""
     behind = "; ".join(f"{name} {one.behind:.1f}" for name, one in evidence.RULES.items())
     reason = (
-        f"Points behind the best of all rules and rates in our trials, each rule at the rate that this page gives "
-        f"it: {behind}. Differences below a point are within the noise of one seed."
+        "Points behind the best of all rules and rates in our trials, each rule at the rate of its formula: "
+        f"{behind}. Differences below a point are within the noise of one seed."
     )
     for name, one in evidence.RULES.items():
         needed = one.state_bytes * request.parameters
-        if request.memory is None or needed <= request.memory:
-            rule = f"rule: {name}."
-            if request.memory is not None:
-                rule += f" Its state takes {needed:.3g} bytes of {request.memory:.3g}."
-            return RuleChoice(one.rule, one.options, f"{rule} {reason}")
+        if request.memory is None:
+            return RuleChoice(one.rule, one.options, f"rule: {name}. {reason}")
+        if needed <= request.memory:
+            fits = f"Its state takes {needed:.0f} bytes of {request.memory:.0f}."
+            return RuleChoice(one.rule, one.options, f"rule: {name}. {fits} {reason}")
     raise AssertionError("the last rule has no state")
 
 
 def choose_rate(chosen: RuleChoice, noise: RunNoise) -> Choice:
     """Takes the rate that fits the rule, the number of steps and the noise."""
-    one = evidence.RULES[label(chosen)]
-    rate = one.rate(noise)
-    shown = float(f"{rate:.2g}")
-    reason = f"lr: {shown:g} = {one.formula(noise)}. In the trials it is {one.lost:.1f} points behind the best rate of "
-    reason += f"each setting, and the best constant rate, {one.constant:g}, is {one.constant_lost:.1f} behind."
+    one = _evidence_of(chosen)
+    shown = float(f"{one.rate(noise):.2g}")
+    reason = (
+        f"lr: {shown:g} = {one.formula(noise)}. In the trials the formula is {one.lost:.1f} points behind "
+        f"the best rate of each setting, and the best constant rate, {one.constant:g}, is "
+        f"{one.constant_lost:.1f} behind."
+    )
     least, most = evidence.STEPS_TRIED
     if not least <= noise.steps <= most:
         reason += f" Thin evidence: the trials have {least} to {most} steps, and this run has {noise.steps}."
     return Choice(shown, reason)
 
 
-def label(chosen: RuleChoice) -> str:
-    """Returns the name under which the evidence has a rule."""
-    return next(name for name, one in evidence.RULES.items() if (one.rule, one.options) == (chosen.name, chosen.options))
+def _evidence_of(chosen: RuleChoice) -> evidence.Evidence:
+    wanted = (chosen.name, chosen.options)
+    return next(one for one in evidence.RULES.values() if (one.rule, one.options) == wanted)
 
 
 def outlook(request: Request, noise: RunNoise) -> str:
     """Says how much of a release is noise, and what helps if it is too much."""
     step, mean = noise.of_step(request.parameters), noise.of_mean(request.parameters)
     text = (
-        f"noise: multiplier {noise.multiplier:g} keeps epsilon {rounded_up(request.epsilon)} at delta "
-        f"{request.delta:.3g}. One release has noise of norm sqrt({request.parameters}) z/B = {step:.3g} clip norms, the "
-        f"mean of all {noise.steps} has {mean:.3g}; a gradient has 1 at most."
+        f"noise: multiplier {noise.multiplier:g} keeps epsilon {limit(request.epsilon)} at delta "
+        f"{request.delta:.3g}. One release has noise of norm sqrt({request.parameters}) z/B = {step:.3g} "
+        f"clip norms, the mean of all {noise.steps} has {mean:.3g}; a gradient has 1 at most."
     )
     if mean > evidence.LARGEST_MEAN_NOISE:
         text += (
-            f" That is more than the {evidence.LARGEST_MEAN_NOISE:.2g} of our noisiest trial: expect little. Train "
-            "fewer parameters (adamas.finetune), use pretrained features, collect more examples, or raise epsilon."
+            f" That is more than the {evidence.LARGEST_MEAN_NOISE:.2g} of our noisiest trial: expect little. "
+            "Train fewer parameters (adamas.finetune), use pretrained features, collect more examples, or "
+            "raise epsilon."
         )
     return text
 
@@ -147,14 +154,20 @@ def clip_norm() -> Choice:
     """Takes the clip norm of the trials."""
     return Choice(
         CLIP_NORM,
-        f"clip norm: {CLIP_NORM:g}, that of all our trials, which tried no other one: thin evidence. Adaptive rules "
-        "take back its scale; for sgd, a change of it changes the rate.",
+        f"clip norm: {CLIP_NORM:g}. Thin evidence: all our trials have it, and tried no other one. Adaptive "
+        "rules undo its scale; for sgd the rate must change with it.",
     )
 
 
 def default_delta(n: int) -> float:
-    """Returns 1/(10 n)."""
-    return 1 / (10 * n)
+    """Returns 1/(10 n), rounded down to two digits.
+
+    Example:
+        >>> default_delta(60_000), default_delta(1000)
+        (1.6e-06, 0.0001)
+    """
+    exact = Decimal(1) / (10 * n)
+    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() - 1), rounding=ROUND_FLOOR))
 
 
 def run_noise(request: Request, batch_size: int, epochs: int) -> RunNoise:

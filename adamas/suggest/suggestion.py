@@ -1,6 +1,5 @@
 """The answer: settings of a run with their reasons, ready for `make_private`."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -102,7 +101,7 @@ class Suggestion:
     def rows(self) -> list[list[str]]:
         """Returns name and value of each setting, as texts."""
         rule = "".join(f", {name} {value:g}" for name, value in self.rule_options.items())
-        rows = [
+        return [
             ["rule", self.rule + rule],
             ["lr", f"{self.lr:g}"],
             ["batch size", str(self.batch_size)],
@@ -111,7 +110,6 @@ class Suggestion:
             ["epsilon, delta", f"{self.epsilon:g}, {self.delta:g}"],
             ["noise multiplier", f"{self.noise_multiplier:g}"],
         ]
-        return rows
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -121,8 +119,3 @@ class Suggestion:
         lines += ["", "Why:", ""]
         lines += [f"  {number}. {reason}" for number, reason in enumerate(self.reasons, 1)]
         return "\n".join(lines)
-
-
-def sqrt_steps(steps: int) -> float:
-    """Returns by how much the mean of all releases has less noise than one of them."""
-    return math.sqrt(steps)
