@@ -26,6 +26,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.suggest",
     "adamas.models",
     "adamas.data",
 ]

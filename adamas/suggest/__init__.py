@@ -46,7 +46,7 @@ def suggest(
         >>> import adamas
         >>> given = adamas.suggest(n=60_000, parameters=795_010, epsilon=3.0, epochs=5)
         >>> given.rule, given.batch_size, given.steps, given.noise_multiplier
-        ('adam-bc', 2048, 150, 1.0163)
+        ('adam-bc', 4096, 75, 1.2803)
     """
     _validate.count(n=n)
     request = Request(
@@ -71,7 +71,7 @@ def suggest(
         parameters=parameters,
         rule=rule.name,
         lr=rate.value,
-        rule_options=rule.options,
+        rule_options=dict(rule.options),
         batch_size=batch.value,
         clip_norm=clip.value,
         epochs=passes.value,

@@ -55,7 +55,7 @@ class Suggestion:
 
     def make_rule(self, params: Params) -> Rule:
         """Builds the rule over `params`."""
-        return RULES[self.rule](params, lr=self.lr, **self.rule_options)
+        return RULES[self.rule](params, **{"lr": self.lr, **self.rule_options})
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments of `make_private` that the suggestion settles."""
@@ -70,7 +70,7 @@ class Suggestion:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields as plain data."""
-        return asdict(self) | {"rule_options": dict(self.rule_options), "reasons": list(self.reasons)}
+        return asdict(self) | {"reasons": list(self.reasons)}
 
     def snippet(self) -> str:
         """Returns the lines of Python that use the settings."""

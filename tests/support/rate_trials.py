@@ -130,3 +130,18 @@ def tasks(rule: str) -> list[str]:
 def careful_winner(rule: str) -> float:
     """Returns the smallest of the winners that come out when each task in turn is left out."""
     return min(winner(rule, without) for without in [None, *tasks(rule)])
+
+
+def left_out(rule: str, candidates: list[Callable[[Setting], float]]) -> float:
+    """Returns what the best of some rates loses on a task that did not choose it; mean over tasks."""
+    behind = []
+    for task in tasks(rule):
+        losses = [lost(rule, rate, without=task) for rate in candidates]
+        chosen = candidates[losses.index(min(losses))]
+        settings = [one for one in trials().values() if one.task == task and rule in one.accuracies]
+        behind.append(
+            statistics.fmean(
+                one.best(rule) - accuracy_at(one.accuracies[rule], chosen(one)) for one in settings
+            )
+        )
+    return statistics.fmean(behind)
