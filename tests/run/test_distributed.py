@@ -62,6 +62,13 @@ def test_empty_shares_and_empty_batches_are_ordinary_steps(pool):
     assert_same_outcome(pool(ranks.train, **settings), ranks.outcome(ranks.make_run(**settings)))
 
 
+def test_one_rank_writes_the_log_and_all_stop_at_the_step_that_it_decides(pool):
+    (logged, done, scores), (nothing, other, told) = pool(ranks.watched)
+    assert (logged, nothing) == ([1, 2, 3], [])
+    assert done == other == 3
+    assert scores == told == [(1, 0.0), (2, 0.0), (3, 0.0)]
+
+
 def test_a_process_group_can_be_given(pool):
     (both, alone), (other, refused) = pool(ranks.train_in_a_group)
     expected = ranks.outcome(ranks.make_run())

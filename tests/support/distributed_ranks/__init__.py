@@ -42,6 +42,7 @@ from tests.support.distributed_ranks.training import (
     train,
     train_in_a_group,
     used_keys,
+    watched,
 )
 
 __all__ = [
@@ -77,5 +78,6 @@ __all__ = [
     "used_keys",
     "values",
     "vector",
+    "watched",
     "wrapped_model",
 ]

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 import adamas
 from adamas import rules
+from adamas.callbacks import EarlyStopping, WandB
 from adamas.noise import GaussianNoise
 from tests.support.distributed_ranks.pool import Failure
 from tests.support.distributed_ranks.runs import N, loss, make_data, make_run, outcome, values
@@ -80,6 +81,24 @@ def model_with_equal_values(model):
         for p in model.parameters():
             p.fill_(0.5)
     return model
+
+
+def watched(rank):
+    """Stops a run by a score that differs between ranks; returns the logged steps, the end, the scores."""
+    logged = []
+
+    def score(model):
+        return float(rank) * len(logged)  # 0 on rank 0; rising on rank 1, which alone would go on
+
+    class Recording:
+        def log(self, metrics, step):
+            logged.append(step)
+
+    stopping = EarlyStopping(score, patience=2, every=1)
+    run = make_run(distributed=True, callbacks=[WandB(Recording()), stopping])
+    for _ in run:
+        pass
+    return logged, run.steps_done, stopping.scores
 
 
 def used_keys(rank, folder):
