@@ -26,7 +26,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
-    "adamas.suggest",
+    "adamas.suggestions",
     "adamas.models",
     "adamas.data",
 ]

@@ -23,7 +23,7 @@ def suggest_command(
     as_json: Json = False,
 ) -> None:
     """Suggest rule, learning rate, batch size and passes for a budget, with reasons and without data."""
-    from adamas.suggest import suggest
+    from adamas.suggestions import suggest
 
     made = suggest(
         n=dataset_size,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from adamas.suggest.noise import RunNoise
+from adamas.suggestions.noise import RunNoise
 
 ROOT = Path(__file__).parents[2]
 TRIALS, CIFAR, HELD_OUT = "rates/trials", "adamw/table1-trials", "rates/held-out"

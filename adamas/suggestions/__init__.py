@@ -4,9 +4,9 @@
 """
 
 from adamas import _validate
-from adamas.suggest import choices
-from adamas.suggest.request import Request
-from adamas.suggest.suggestion import Suggestion
+from adamas.suggestions import choices
+from adamas.suggestions.request import Request
+from adamas.suggestions.suggestion import Suggestion
 
 __all__ = ["Suggestion", "suggest"]
 

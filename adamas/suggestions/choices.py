@@ -7,9 +7,9 @@ from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from adamas._words import duration, limit
-from adamas.suggest import evidence
-from adamas.suggest.noise import RunNoise, noise_of
-from adamas.suggest.request import Request
+from adamas.suggestions import evidence
+from adamas.suggestions.noise import RunNoise, noise_of
+from adamas.suggestions.request import Request
 
 CLIP_NORM = 1.0
 """The clip norm of all trials."""

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 import adamas
 from adamas import calibrate
 from adamas.rules import RULES
-from adamas.suggest import choices, evidence
-from adamas.suggest.noise import RunNoise, noise_of
-from adamas.suggest.request import FEWEST_EXAMPLES
+from adamas.suggestions import choices, evidence
+from adamas.suggestions.noise import RunNoise, noise_of
+from adamas.suggestions.request import FEWEST_EXAMPLES
 
 SIZES = {"n": 50_000, "parameters": 100_000, "epsilon": 3.0, "epochs": 5}
 

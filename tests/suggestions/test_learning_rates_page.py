@@ -13,7 +13,7 @@ from adamas.reproduce import load_table
 from adamas.reproduce.results import Results
 from adamas.rules import RULES
 from adamas.rules.presets import preset
-from adamas.suggest import choices, evidence
+from adamas.suggestions import choices, evidence
 from tests.support.rate_trials import (
     HELD_OUT,
     ROOT,

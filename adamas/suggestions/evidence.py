@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adamas.suggest.noise import RunNoise
+from adamas.suggestions.noise import RunNoise
 
 EPOCHS_TRIED = (1, 3)
 """The fewest and the most passes of a trial."""
