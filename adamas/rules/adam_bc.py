@@ -55,7 +55,7 @@ class AdamBC(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         correction: float = 1.0,

@@ -41,7 +41,7 @@ class AdamWBC(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         weight_decay: float = 1e-2,

@@ -54,7 +54,7 @@ class MacAdamBC(MacAdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         h1: float = 1e-9,

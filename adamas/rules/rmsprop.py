@@ -45,7 +45,7 @@ class RMSProp(Rule):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float = 3e-3,
         alpha: float = 0.9,
         eps: float = 1e-8,
         momentum: float = 0.0,

@@ -64,7 +64,7 @@ class ScaleThenPrivatize(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 3e-2,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         scale_eps: float = 1e-2,
