@@ -185,6 +185,21 @@ def test_the_held_out_table_of_the_page_is_that_of_the_results():
         assert int(cells[5]) == len(grid)
 
 
+def test_the_differences_on_held_out_tasks_are_as_the_page_says():
+    def ahead(one, other):
+        names = ("fashion-eps1", "fashion-eps8", "text-eps1")
+        pairs = [(HELD[name, one]["test_accuracy"], HELD[name, other]["test_accuracy"]) for name in names]
+        return [f"{100 * (a - b):.1f}" for a, b in pairs]
+
+    assert "by {}, {} and {} points".format(*ahead("suggested", "defaults")) in PAGE
+    assert [x.lstrip("-") for x in ahead("defaults", "earlier-defaults")] == ["0.6", "0.0", "7.2"]
+    too_large, now = HELD["fashion-eps8", "adam-bc-b256-0.01"], HELD["fashion-eps8", "defaults"]
+    assert too_large["steps"] == now["steps"] == 1055
+    assert f"{100 * (now['test_accuracy'] - too_large['test_accuracy']):.1f} points less than 0.003" in PAGE
+    assert now["settings"]["rule_options"]["lr"] == default("adam-bc")
+    assert HELD["text-eps1", "defaults"]["steps"] == 125
+
+
 def test_the_page_exists_where_the_rules_point_to():
     for rule in RULES.values():
         text = " ".join((rule.__doc__ or "").split())
