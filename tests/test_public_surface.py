@@ -30,6 +30,7 @@ PACKAGES = [
     "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
+    "adamas.integrations.opacus",
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {
