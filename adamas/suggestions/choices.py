@@ -23,6 +23,9 @@ MOST_EPOCHS = 30
 FEWEST_STEPS = 40
 """The batch is the largest power of two that leaves this many steps."""
 
+GAIN = 1.03
+"""A larger batch must lower the noise of the mean of all releases by this factor, or it is not taken."""
+
 SMALLEST_BATCH = 16
 """A batch has this many examples at least, even if that leaves fewer steps."""
 
@@ -75,14 +78,22 @@ def _time(request: Request, epochs: int) -> str:
 
 
 def choose_batch_size(request: Request, epochs: int) -> Choice:
-    """Takes the largest power of two that leaves enough steps: large batches have less noise."""
+    """Takes the largest batch that leaves enough steps, unless a smaller one has hardly more noise."""
     largest = max(SMALLEST_BATCH, epochs * request.n / FEWEST_STEPS)
     batch = 2 ** math.floor(math.log2(min(largest, request.n)))
-    chosen, small = (run_noise(request, size, epochs) for size in (batch, batch // 4))
-    if chosen.steps >= FEWEST_STEPS:
+    chosen = first = run_noise(request, batch, epochs)
+    while batch > SMALLEST_BATCH:
+        half = run_noise(request, batch // 2, epochs)
+        if half.of_mean(request.parameters) > GAIN * first.of_mean(request.parameters):
+            break
+        chosen, batch = half, batch // 2
+    small = run_noise(request, batch // 4, epochs)
+    if chosen.steps < FEWEST_STEPS:
+        text = f"the smallest that is suggested, although it leaves fewer than {FEWEST_STEPS} steps"
+    elif chosen is first:
         text = f"the largest power of two with {FEWEST_STEPS} steps or more"
     else:
-        text = f"the smallest that is suggested, although it leaves fewer than {FEWEST_STEPS} steps"
+        text = f"since {first.batch_size} has at most {100 * (GAIN - 1):.0f}% less noise and fewer steps"
     means = [noise.of_mean(request.parameters) for noise in (chosen, small)]
     reason = (
         f"batch size: {batch}, {text} ({chosen.steps}). Its noise-to-batch ratio z/B is {_ratio(chosen)}; "

@@ -84,6 +84,14 @@ def test_the_rate_falls_with_the_steps_and_the_batch_leaves_enough_of_them():
     for one in made:  # twice the batch would leave too few
         assert one.epochs * SIZES["n"] / (2 * one.batch_size) < choices.FEWEST_STEPS
         assert one.lr == pytest.approx(min(0.03, 1.25 / one.steps), rel=0.05)
+    saturated = adamas.suggest(n=20_000, parameters=10, epsilon=1.0, epochs=25, accountant="rdp")
+    means = {
+        batch: noise_of(20_000, batch, 25, 1.0, saturated.delta, "rdp").of_mean(10)
+        for batch in (saturated.batch_size // 2, saturated.batch_size, 8192)
+    }
+    assert saturated.batch_size < 8192 < 20_000 * 25 / choices.FEWEST_STEPS < 2 * 8192
+    assert means[saturated.batch_size] <= 1.03 * means[8192] < means[saturated.batch_size // 2]
+    assert "since 8192 has at most 3% less noise" in saturated.reasons[2]
     few = adamas.suggest(n=FEWEST_EXAMPLES, parameters=10, epsilon=1.0, epochs=1)
     assert few.batch_size == choices.SMALLEST_BATCH
     assert few.steps < choices.FEWEST_STEPS
