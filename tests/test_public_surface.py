@@ -11,6 +11,7 @@ import pytest
 import adamas
 from adamas.engines import ENGINES
 from adamas.rules import RULES
+from tests.support.optional_modules import is_missing
 
 PACKAGES = [
     "adamas",
@@ -31,6 +32,7 @@ PACKAGES = [
     "adamas.models",
     "adamas.data",
     "adamas.integrations.opacus",
+    *([] if is_missing("pandas") else ["adamas.tabular"]),
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {
