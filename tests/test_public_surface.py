@@ -27,6 +27,7 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.suggestions",
     "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
