@@ -1,5 +1,6 @@
 """What the estimators share: from a table and a budget to a trained model and what it cost."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,6 +79,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     progress: bool | None
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        fitted = copy.copy(self)
+        fitted._train(X, y, sample_weight)
+        self.__dict__ = fitted.__dict__  # all at once: what stops the training leaves what was fitted before
+        return self
+
+    def _train(self, X: Any, y: Any, sample_weight: Any) -> None:
         table = self._table(X, y)
         rows = len(table)
         check_consistent_length(table, y)
@@ -115,7 +122,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.privacy_statement_ = run.privacy_statement()
         if payment is not None:
             self.privacy_statement_ += payment.words(len(asked))
-        return self
 
     def _task(self, y: Any) -> Task:
         raise NotImplementedError
@@ -181,9 +187,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         Such a row has no target, one of no known class, or a weight that is not a number >= 0. `fit` does the
         same whatever the count is. Values of columns make no row unusable.
         """
-        table = self._table(X, y)
+        counted = copy.copy(self)  # keeps what was fitted
+        table = counted._table(X, y)
+        check_consistent_length(table, y)
         weights = row_weights(sample_weight, len(table))
-        weights[~self._task(y).usable] = np.nan
+        weights[~counted._task(y).usable] = np.nan
         return Unusable(int(np.isnan(weights).sum()), len(table))
 
     def __sklearn_tags__(self) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -200,8 +201,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             )
         if isinstance(self.classes, str):
             _validate.one_of([PUBLIC], classes=self.classes)
-            check_classification_targets(labels)
-            known = np.unique(labels)
+            known = _occurring(labels)
         else:
             given = list(self.classes)
             known = np.unique(np.asarray(given))
@@ -222,6 +222,21 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
                 raise ValueError(f"Expected class_weight of labels among {known!r}, got one of {label!r}.")
             _validate.non_negative(**{f"class_weight[{label!r}]": weight})
         return _relative(np.array([float(given.get(label, 1.0)) for label in known]))
+
+
+def _occurring(labels: np.ndarray) -> np.ndarray:
+    """Returns the labels that occur, whose set is public; missing ones are none."""
+    series = pd.Series(labels, dtype=labels.dtype if labels.dtype == object else None)
+    found = series.dropna().to_numpy()
+    try:
+        typed = np.asarray(found.tolist()) if found.dtype == object else found
+        same = set(typed.tolist()) == set(found.tolist())
+    except (TypeError, ValueError):  # no labels, or of types that NumPy does not join
+        same = False
+    if not same or typed.ndim != 1:
+        raise ValueError(f"Expected labels of one type in y, to read them with classes={PUBLIC!r}.")
+    check_classification_targets(typed)
+    return np.asarray(np.unique(typed))
 
 
 def _relative(weights: np.ndarray) -> np.ndarray:

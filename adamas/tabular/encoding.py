@@ -1,6 +1,7 @@
 """Turns rows of a table into inputs of a model, each row by itself and by public rules only."""
 
 import math
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -43,19 +44,29 @@ def encode(table: pd.DataFrame, schema: Schema) -> np.ndarray:
     return result
 
 
-def numbers(values: Any) -> np.ndarray:
+def numbers(values: np.ndarray | pd.Series) -> np.ndarray:
     """Returns values as float64. What is no number becomes NaN, whatever it is."""
-    series = pd.Series(values)
-    if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.is_numeric_dtype(series.dtype):
-        return np.asarray(series.to_numpy(dtype="float64", na_value=np.nan))
-    return np.array([_number(value) for value in series.tolist()], dtype=np.float64)
+    dtype = values.dtype
+    if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
+        return np.asarray(pd.Series(values).to_numpy(dtype="float64", na_value=np.nan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning would reveal the row
+        return np.array([_number(value) for value in _elements(values)], dtype=np.float64)
 
 
 def _number(value: Any) -> float:
+    if isinstance(value, complex | np.complexfloating):
+        return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # an error would reveal the row
         return math.nan
+
+
+def _elements(values: np.ndarray | pd.Series) -> list[Any]:
+    """Returns the elements, each as it is: pandas would look at all objects for a type."""
+    objects = isinstance(values, np.ndarray) and values.dtype == object
+    return list(values) if objects else pd.Series(values).to_numpy(dtype=object).tolist()
 
 
 def to_unit(values: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -70,14 +81,14 @@ def from_unit(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.asarray(np.clip(low + (high - low) / 2 * (1 + np.clip(values, -1.0, 1.0)), low, high))
 
 
-def codes_of(values: Any, known: Sequence[Hashable]) -> np.ndarray:
+def codes_of(values: np.ndarray | pd.Series, known: Sequence[Hashable]) -> np.ndarray:
     """Returns the place of each value among the known ones, -1 for all others."""
     places = {value: place for place, value in enumerate(known)}
-    return np.array([_place(value, places) for value in pd.Series(values).tolist()], dtype=np.int64)
+    return np.array([_place(value, places) for value in _elements(values)], dtype=np.int64)
 
 
 def _place(value: Any, places: Mapping[Hashable, int]) -> int:
     try:
         return places.get(value, -1)
-    except TypeError:  # it has no hash, such as a list
+    except Exception:  # it has no hash, such as a list; an error would reveal the row
         return -1

@@ -24,7 +24,7 @@ def column_names(path: str | Path) -> list[str]:
     """Returns the names of the columns of a file, which are public."""
     path = Path(path)
     if path.suffix == ".csv":
-        return [str(name) for name in pd.read_csv(path, nrows=0, skipinitialspace=True).columns]
+        return [str(name) for name in _csv(path, nrows=0).columns]
     return list(_parquet().read_schema(path).names)
 
 
@@ -48,9 +48,21 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
         if name not in known:
             raise ValueError(f"Expected columns of {path} among {known}, got {name!r}.")
     if path.suffix != ".csv":
-        return pd.read_parquet(path, columns=list(columns))
-    table = pd.read_csv(path, usecols=list(columns), dtype=str, skipinitialspace=True, **_EMPTY)
+        # pandas would make floats of all whole numbers in a column if one of them was missing.
+        return _parquet().read_table(path, columns=list(columns)).to_pandas(integer_object_nulls=True)
+    table = _csv(path, usecols=list(columns), dtype=str, **_EMPTY)
     return table[list(columns)].apply(lambda texts: texts.str.strip())
+
+
+def _csv(path: Path, **options: Any) -> pd.DataFrame:
+    """Reads a CSV file. A byte that is no UTF-8 becomes a character that says so."""
+    try:
+        return pd.read_csv(path, skipinitialspace=True, encoding_errors="replace", **options)
+    except pd.errors.ParserError:  # names the row
+        raise ValueError(
+            f"Expected {path} to be a CSV file whose quotes are all closed and whose rows have the columns of "
+            "its first line. Write it again with the quoting of a program for CSV."
+        ) from None
 
 
 def load_table(

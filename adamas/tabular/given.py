@@ -99,6 +99,8 @@ def _known(given: object, names: Sequence[Hashable], option: str) -> None:
 def _pair(name: Hashable, dtype: Any, bounds: object) -> tuple[float, float] | None:
     """Returns the bounds of a numeric column; None if they are to be paid for."""
     named = isinstance(bounds, Mapping) and name in bounds
+    if pd.api.types.is_complex_dtype(dtype):
+        raise ValueError(f"Complex data not supported: expected real values in column {name!r}, got {dtype}.")
     if pd.api.types.is_bool_dtype(dtype) and not named:
         return 0.0, 1.0
     if not named:
@@ -122,7 +124,7 @@ def _check_numeric(name: Hashable, dtype: Any) -> None:
             f'as astype("category") does. Give categories={{{name!r}: [...]}}, or confirm by '
             f"categories={{{name!r}: {DTYPE!r}}} that the categories which the type declares are public."
         )
-    if not pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_complex_dtype(dtype):
+    if not pd.api.types.is_numeric_dtype(dtype):
         raise ValueError(
             f"Expected column {name!r} of type {dtype} to have categories or bounds of its own. Give "
             f"categories={{{name!r}: [...]}} or bounds={{{name!r}: (low, high)}}, from what is known in "

@@ -1,11 +1,15 @@
 """Reads the arguments of estimators: tables, weights and labels, by their shapes and types only."""
 
-from collections.abc import Collection, Hashable
+import warnings
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.utils.validation import check_array, column_or_1d
+from pandas.api.extensions import ExtensionArray
+from scipy.sparse import issparse
+from sklearn.exceptions import DataConversionWarning
 
 from adamas.tabular.encoding import numbers
 
@@ -14,7 +18,7 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
     """Returns a table. Columns of an array are called x0, x1, ...
 
     Args:
-        x: A pandas DataFrame, or what NumPy makes an array of.
+        x: A pandas DataFrame, an array, or a list of rows.
         texts: Columns with categories; the other columns of an array of Python objects are numbers.
 
     Raises:
@@ -27,33 +31,56 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
                 "while a minimum of 1 is required."
             )
         return x
-    # NumPy would make texts of all numbers in a list if one of them was a text.
-    array = check_array(x, dtype=object if isinstance(x, list | tuple) else None, ensure_all_finite=False)
+    if isinstance(x, list | tuple):
+        array = _cells(x)
+    else:
+        array = _own_array(x, "a table")
+        if array.ndim != 2:
+            raise ValueError(
+                f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: a row for each sample."
+            )
+    if not array.size:
+        raise ValueError(
+            f"Found array with {array.shape[0]} sample(s) and {array.shape[1]} feature(s) "
+            f"(shape={array.shape}) while a minimum of 1 is required."
+        )
     names = [f"x{place}" for place in range(array.shape[1])]
     if array.dtype != object:
         return pd.DataFrame(array, columns=names)
     columns = {name: array[:, place] for place, name in enumerate(names)}
-    return pd.DataFrame({name: v if name in texts else numbers(v) for name, v in columns.items()})
+    return pd.DataFrame(
+        {name: pd.Series(v, dtype=object) if name in texts else numbers(v) for name, v in columns.items()}
+    )
 
 
 def as_target(y: Any) -> np.ndarray:
     """Returns a target as a vector of whatever it holds.
 
     Raises:
-        ValueError: If it is no vector. Values raise nothing.
+        ValueError, TypeError: If its shape or type is not that of a vector. Values raise nothing.
     """
-    return np.asarray(column_or_1d(pd.Series(y).to_numpy() if isinstance(y, list) else y, warn=True))
+    vector = _vector(y, "y")
+    if vector.ndim == 2 and vector.shape[1] == 1:
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected.", DataConversionWarning, stacklevel=2
+        )
+        vector = vector[:, 0]
+    if vector.ndim != 1:
+        raise ValueError(f"y should be a 1d array, got an array of shape {vector.shape} instead.")
+    return vector
 
 
 def row_weights(sample_weight: Any, rows: int) -> np.ndarray:
     """Returns a weight for each row, in float64; NaN, so that the row takes no part, if it is not >= 0.
 
     Raises:
-        ValueError: If the shape is not that of one number for each row, or one for all.
+        ValueError, TypeError: If its shape or type is not that of one number for each row, or one for all.
     """
     if sample_weight is None:
         return np.ones(rows)
-    weights = np.asarray(sample_weight)
+    if isinstance(sample_weight, Real):
+        sample_weight = np.full(rows, float(sample_weight))
+    weights = _vector(sample_weight, "sample_weight")
     if weights.ndim == 0:
         weights = np.full(rows, weights)
     if weights.ndim != 1:
@@ -62,3 +89,55 @@ def row_weights(sample_weight: Any, rows: int) -> np.ndarray:
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(rows,)}!")
     found = numbers(weights)
     return np.where(np.isfinite(found) & (found >= 0), found, np.nan)
+
+
+def _vector(values: Any, name: str) -> np.ndarray:
+    """Returns values as an array. Of what has no type of its own, each element stays what it is."""
+    if isinstance(values, pd.Series | pd.Index | pd.DataFrame | ExtensionArray):
+        if isinstance(values, pd.Series | pd.Index):
+            _check_real(values.dtype, name)
+        return np.asarray(values.to_numpy(dtype=object))
+    if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
+        if not hasattr(values, "__array__"):
+            return np.fromiter(values, dtype=object, count=len(values))
+    return _own_array(values, name)
+
+
+def _cells(rows: Sequence[Any]) -> np.ndarray:
+    """Returns a list of rows as a matrix of objects. NumPy would look at all values for a type or a shape."""
+    shapes = {_length(row) for row in rows}
+    if None in shapes:
+        raise ValueError(
+            "Expected 2D array, got a list that holds something else than rows. Reshape your data: a row for "
+            "each sample."
+        )
+    if len(shapes) > 1:
+        raise ValueError("Expected rows of the same length in a list of rows.")
+    width = shapes.pop() if shapes else 0
+    cells = np.fromiter((cell for row in rows for cell in row), dtype=object, count=len(rows) * (width or 0))
+    return cells.reshape(len(rows), width or 0)
+
+
+def _length(row: Any) -> int | None:
+    return len(row) if isinstance(row, Collection) and not isinstance(row, str | bytes | Mapping) else None
+
+
+def _own_array(values: Any, name: str) -> np.ndarray:
+    """Returns the array of something that has a type of its own."""
+    if issparse(values):
+        raise TypeError(f"Expected {name} to be dense, got sparse data. Give its toarray().")
+    if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
+        raise TypeError(
+            f"Expected {name} of pandas, NumPy or Python, got {type(values).__name__}: NumPy would make floats "
+            "of whole numbers if one of them was missing. Give it as pandas with nullable types, or as a list."
+        )
+    if not hasattr(values, "__array__"):
+        raise TypeError(f"Expected {name} to be an array, a list or of pandas, got {type(values).__name__}.")
+    array = np.asarray(values)
+    _check_real(array.dtype, name)
+    return array
+
+
+def _check_real(dtype: Any, name: str) -> None:
+    if pd.api.types.is_complex_dtype(dtype):
+        raise ValueError(f"Complex data not supported: expected real values in {name}, got type {dtype}.")
