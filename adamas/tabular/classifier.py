@@ -233,7 +233,7 @@ def _occurring(labels: np.ndarray) -> np.ndarray:
         same = set(typed.tolist()) == set(found.tolist())
     except (TypeError, ValueError):  # no labels, or of types that NumPy does not join
         same = False
-    if not same or typed.ndim != 1:
+    if not same or typed.ndim != 1 or typed.dtype.kind == "c":
         raise ValueError(f"Expected labels of one type in y, to read them with classes={PUBLIC!r}.")
     check_classification_targets(typed)
     return np.asarray(np.unique(typed))

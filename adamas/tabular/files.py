@@ -1,5 +1,6 @@
 """Tables in files, CSV and Parquet, as data sets: read by a schema that is given, never by their values."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +49,7 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
         if name not in known:
             raise ValueError(f"Expected columns of {path} among {known}, got {name!r}.")
     if path.suffix != ".csv":
-        # pandas would make floats of all whole numbers in a column if one of them was missing.
-        return _parquet().read_table(path, columns=list(columns)).to_pandas(integer_object_nulls=True)
+        return _of_parquet(_parquet().read_table(path, columns=list(columns)), path)
     table = _csv(path, usecols=list(columns), dtype=str, **_EMPTY)
     return table[list(columns)].apply(lambda texts: texts.str.strip())
 
@@ -57,7 +57,14 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
     """Reads a CSV file. A byte that is no UTF-8 becomes a character that says so."""
     try:
-        return pd.read_csv(path, skipinitialspace=True, encoding_errors="replace", **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", pd.errors.ParserWarning
+            )  # of a row that is longer than the header
+            # Otherwise a longer first row would shift the columns of all rows.
+            return pd.read_csv(
+                path, skipinitialspace=True, index_col=False, encoding_errors="replace", **options
+            )
     except pd.errors.ParserError:  # names the row
         raise ValueError(
             f"Expected {path} to be a CSV file whose quotes are all closed and whose rows have the columns of "
@@ -175,6 +182,22 @@ def _usable(examples: Any) -> TensorDataset:
     x, y = examples.tensors
     kept = x.isfinite().all(1)
     return TensorDataset(x[kept], y[kept])
+
+
+def _of_parquet(table: Any, path: Path) -> pd.DataFrame:
+    """Returns a table of pyarrow for pandas, whatever its values are."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):  # may be no UTF-8
+            stored = table.column(place).cast(pa.large_binary()).to_pylist()
+            texts = [None if text is None else text.decode(errors="replace") for text in stored]
+            table = table.set_column(place, field.name, pa.array(texts, pa.large_string()))
+    try:
+        # pandas would make floats of all whole numbers in a column if one of them was missing.
+        return table.to_pandas(integer_object_nulls=True)
+    except (ValueError, pa.ArrowException):  # names the value
+        raise ValueError(f"Expected columns of {path} with values that pandas can hold.") from None
 
 
 def _parquet() -> Any:
