@@ -58,17 +58,15 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
     """Reads a CSV file. A byte that is no UTF-8 becomes a character that says so."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", pd.errors.ParserWarning
-            )  # of a row that is longer than the header
+            warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of a row with more fields
             # Otherwise a longer first row would shift the columns of all rows.
             return pd.read_csv(
                 path, skipinitialspace=True, index_col=False, encoding_errors="replace", **options
             )
     except pd.errors.ParserError:  # names the row
         raise ValueError(
-            f"Expected {path} to be a CSV file whose quotes are all closed and whose rows have the columns of "
-            "its first line. Write it again with the quoting of a program for CSV."
+            f"Expected {path} to be a CSV file whose quotes are all closed. Write it again with a program that "
+            "quotes by the rules of CSV."
         ) from None
 
 

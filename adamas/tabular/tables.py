@@ -37,7 +37,8 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
         array = _own_array(x, "a table")
         if array.ndim != 2:
             raise ValueError(
-                f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: a row for each sample."
+                f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: a row for each "
+                "sample."
             )
     if not array.size:
         raise ValueError(
@@ -97,10 +98,10 @@ def _vector(values: Any, name: str) -> np.ndarray:
         if isinstance(values, pd.Series | pd.Index):
             _check_real(values.dtype, name)
         return np.asarray(values.to_numpy(dtype=object))
-    if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
-        if not hasattr(values, "__array__"):
-            return np.fromiter(values, dtype=object, count=len(values))
-    return _own_array(values, name)
+    typed = hasattr(values, "__array__") or isinstance(values, str | bytes | Mapping | Set)
+    if typed or not isinstance(values, Collection):
+        return _own_array(values, name)
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _cells(rows: Sequence[Any]) -> np.ndarray:
@@ -128,8 +129,9 @@ def _own_array(values: Any, name: str) -> np.ndarray:
         raise TypeError(f"Expected {name} to be dense, got sparse data. Give its toarray().")
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         raise TypeError(
-            f"Expected {name} of pandas, NumPy or Python, got {type(values).__name__}: NumPy would make floats "
-            "of whole numbers if one of them was missing. Give it as pandas with nullable types, or as a list."
+            f"Expected {name} of pandas, NumPy or Python, got {type(values).__name__}: NumPy would make "
+            "floats of whole numbers if one of them was missing. Give it as pandas with nullable types, or as "
+            "a list."
         )
     if not hasattr(values, "__array__"):
         raise TypeError(f"Expected {name} to be an array, a list or of pandas, got {type(values).__name__}.")
