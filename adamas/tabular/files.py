@@ -65,8 +65,8 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
             )
     except pd.errors.ParserError:  # names the row
         raise ValueError(
-            f"Expected {path} to be a CSV file whose quotes are all closed. Write it again with a program that "
-            "quotes by the rules of CSV."
+            f"Expected {path} to be a CSV file whose quotes are all closed. Write it again with a program "
+            "that quotes by the rules of CSV."
         ) from None
 
 

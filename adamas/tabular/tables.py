@@ -130,8 +130,8 @@ def _own_array(values: Any, name: str) -> np.ndarray:
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
         raise TypeError(
             f"Expected {name} of pandas, NumPy or Python, got {type(values).__name__}: NumPy would make "
-            "floats of whole numbers if one of them was missing. Give it as pandas with nullable types, or as "
-            "a list."
+            "floats of whole numbers if one of them was missing. Give it as pandas with nullable types, or "
+            "as a list."
         )
     if not hasattr(values, "__array__"):
         raise TypeError(f"Expected {name} to be an array, a list or of pandas, got {type(values).__name__}.")
