@@ -118,7 +118,9 @@ class Training:
         """Releases the private gradient of the next batch, and hands it to the optimizer."""
         program = self._replayed.program = Program(loss)
         release = concealed(
-            lambda: self._private_gradient(program), lambda: program.line, "The private step of loss.backward()"
+            lambda: self._private_gradient(program),
+            lambda: program.line,
+            "The private step of loss.backward()",
         )
         self._gate.write(self._scaled(release))
 

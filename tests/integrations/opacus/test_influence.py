@@ -125,9 +125,7 @@ def test_a_step_without_a_release_is_refused(how):
 def test_a_closure_of_the_users_own_optimizer_is_refused_before_it_is_called(kind, by_name):
     model, data = unit_vectors()
     own = kind(model.parameters(), lr=4.0)
-    engine, module, optimizer, loader = private(
-        model, data, batch_size=4, optimizer=own, noise_multiplier=0.0
-    )
+    engine, module, _, loader = private(model, data, batch_size=4, optimizer=own, noise_multiplier=0.0)
     called = []
 
     def closure():
