@@ -10,13 +10,16 @@ from collections.abc import Sequence
 import dp_accounting
 import numpy as np
 import torch
+from dp_accounting import NeighboringRelation
 
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.accounting.ledger import Ledger
 from adamas.noise import GaussianNoise
 
-_LARGEST_COUNT = 2**52  # float64 noise is added to whole numbers up to here without loss
+_LARGEST_COUNT = 2**52
+_LARGEST_NOISE = 2.0**40  # float64 noise has the digits of whole numbers up to far more than its deviation
+_RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
 
 
 def noisy_counts(
@@ -35,7 +38,8 @@ def noisy_counts(
         sensitivity: How far adding or removing one record moves the counts at most, in the Euclidean norm:
             1 for one count, or for the counts of bins that exclude one another; sqrt(k) for k such histograms
             of the same records. The caller guarantees it.
-        ledger: Records the release here, before the noise is drawn.
+        ledger: Records the release here, before the noise is drawn. Its relation is adding or removing a
+            record, or replacing one by a record without influence.
         seed: Makes the noise reproducible; whoever knows it can remove it. Never use one number for two
             calls on the same data. None draws a secret one.
 
@@ -62,6 +66,16 @@ def noisy_counts(
         )
     if true.size and int(np.abs(true).max()) > _LARGEST_COUNT:
         raise ValueError(f"Expected counts up to {_LARGEST_COUNT}.")
+    if noise_multiplier * sensitivity > _LARGEST_NOISE:
+        raise ValueError(
+            f"Expected noise_multiplier * sensitivity <= {_LARGEST_NOISE:g}, got "
+            f"{noise_multiplier * sensitivity:g}: the digits of larger noise do not reach whole numbers."
+        )
+    if ledger is not None and ledger.relation not in _RELATIONS:
+        raise ValueError(
+            f"Expected a ledger under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, got {ledger.relation.name}: "
+            "replacing a record moves two counts."
+        )
     noise = GaussianNoise(_own_seed(seed))
     if ledger is not None:
         ledger.record(dp_accounting.GaussianDpEvent(noise_multiplier))

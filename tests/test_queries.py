@@ -67,3 +67,24 @@ def test_bad_arguments_are_refused_before_anything_is_recorded(counts, options, 
     with pytest.raises(error, match=text):
         noisy_counts(counts, **{"noise_multiplier": 1.0, "ledger": ledger} | options)
     assert not ledger.entries
+
+
+def test_noise_whose_digits_do_not_reach_whole_numbers_is_refused():
+    with pytest.raises(ValueError, match="sensitivity"):
+        noisy_counts([0, 1], noise_multiplier=20.0, sensitivity=1e16)
+
+
+def test_a_ledger_under_replacement_is_refused():
+    ledger = adamas.Ledger(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    with pytest.raises(ValueError, match="REPLACE_ONE"):
+        noisy_counts([1, 2], noise_multiplier=5.0, ledger=ledger)
+    assert not ledger.entries
+
+
+def test_rdp_has_no_bound_for_a_gaussian_under_replacement():
+    """PLD counts twice the move, and RDP once: 0.79 where 1.06 is true."""
+    ledger = adamas.Ledger(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    ledger.record(dp_accounting.GaussianDpEvent(5.0))
+    assert ledger.epsilon(1e-5) > 1.0
+    with pytest.raises(adamas.UnsupportedError, match="rdp"):
+        ledger.epsilon(1e-5, "rdp")

@@ -207,9 +207,18 @@ def supports(accountant: str, event: dp_accounting.DpEvent, relation: Neighborin
         elif isinstance(one, SampledTermsDpEvent):
             if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
                 return False  # the number of terms is fixed
-        elif not known.supports(one):
+        elif not known.supports(one) or (accountant == "rdp" and _is_ambiguous(one, relation)):
             return False
     return True
+
+
+def _is_ambiguous(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> bool:
+    """Tells whether dp-accounting's accountants count an event differently.
+
+    Under replacement, PLD takes the noise of a plain Gaussian as relative to what adding a record moves, and
+    RDP as relative to what replacing one moves, which may be twice as much.
+    """
+    return relation == NeighboringRelation.REPLACE_ONE and isinstance(event, dp_accounting.GaussianDpEvent)
 
 
 def _composed(accountant: PrivacyAccountant, entries: Entries) -> PrivacyAccountant:

@@ -129,9 +129,9 @@ class Spending:
         entries = self.complete().entries
         bound = self._bound(entries, self._event(), self._units_after(self.steps_done - 1))
         budget = self._plan.budget
-        if budget is not None and self.enforced and within(counted(entries), counted(self._promised)):
-            return min(bound, budget)
-        return bound
+        if budget is None or not self.enforced or bound <= budget:
+            return bound
+        return budget if within(counted(entries), counted(self._promised)) else self.epsilon()
 
     @property
     def is_fresh(self) -> bool:

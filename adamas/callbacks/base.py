@@ -20,6 +20,10 @@ class WatchedRun(Protocol):
         """The moving average of its weights; None if there is none."""
 
     @property
+    def private(self) -> bool:
+        """False for a run that releases something without noise."""
+
+    @property
     def ranks(self) -> Ranks | None:
         """The processes of a data-parallel run; None for one process."""
 

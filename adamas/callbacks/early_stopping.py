@@ -1,13 +1,14 @@
 """Stops a run when its score on other data no longer rises."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from adamas import _validate
 from adamas.callbacks.base import FinishedStep, WatchedRun
+from adamas.callbacks.paid_score import PaidScore
 from adamas.distributed import told_by_writer
 
 
@@ -26,6 +27,7 @@ class EarlyStopping:
         least_gain: How much larger a score must be to count as better.
 
     Attributes:
+        score: As given.
         scores: All scores so far, with their steps.
 
     Example:
@@ -47,7 +49,7 @@ class EarlyStopping:
         if every is not None:
             _validate.count(every=every)
         _validate.non_negative(least_gain=least_gain)
-        self._score, self._patience, self._every, self._least_gain = score, patience, every, least_gain
+        self.score, self._patience, self._every, self._least_gain = score, patience, every, least_gain
         self.scores: list[tuple[int, float]] = []
         self._best, self._since = -math.inf, 0
 
@@ -56,7 +58,7 @@ class EarlyStopping:
         due = step.ends_epoch if self._every is None else step.number % self._every == 0
         if not due:
             return
-        score = _told(run, lambda: float(_evaluated(self._score, run)))
+        score = _told(run, lambda: float(_evaluated(self.score, run)))
         if math.isnan(score):
             raise ValueError(f"Expected a score at step {step.number}, got NaN.")
         self.scores.append((step.number, score))
@@ -66,6 +68,18 @@ class EarlyStopping:
             self._since += 1
         if self._since >= self._patience:
             run.stop()
+
+
+def check_resumable(callbacks: Iterable[object]) -> None:
+    """Raises if a run that continues a saved one would spend a validation budget anew."""
+    for callback in callbacks:
+        score = callback.score if isinstance(callback, EarlyStopping) else callback
+        if isinstance(score, PaidScore) and not score.outlives_the_process:
+            raise ValueError(
+                "Expected PaidScore(data_ledger=...) in a run that continues a saved one: without it nobody "
+                "knows which evaluations the earlier process has made. Make the ledger by "
+                "`adamas ledger create`, and give it from the start."
+            )
 
 
 def _evaluated(score: Callable[[nn.Module], float], run: WatchedRun) -> float:

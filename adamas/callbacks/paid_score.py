@@ -1,18 +1,23 @@
 """Scores a model on private validation data: a noisy share of right answers, with a ledger of its own."""
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import dp_accounting
 import torch
+from dp_accounting import NeighboringRelation
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from adamas import _validate
 from adamas._guards.state import Watch
 from adamas._nests import map_tensors
-from adamas._streams import torch_randomness
+from adamas._streams import Seed, torch_randomness
 from adamas.accounting import calibrate
+from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import Ledger
 from adamas.errors import BudgetError
 from adamas.loading import dataset_length
@@ -28,6 +33,9 @@ class PaidScore:
 
     The model sees one example at a time, so that no answer depends on another example.
 
+    Without `data_ledger` the budget is that of this object. A training that resumes makes a new one, so it
+    needs `data_ledger`: a file in which each evaluation is on disk before it is made.
+
     Args:
         right: `right(model, batch)` for a batch of one example: a tensor of one True or False.
         dataset: The validation data. How many examples it has is public.
@@ -35,7 +43,10 @@ class PaidScore:
         delta: Its delta.
         evaluations: How often the score may be asked for.
         collate_fn: Makes a batch of a list of one example; torch's default if None.
-        seed: Makes the noise reproducible; whoever knows it can remove it. None draws a secret one.
+        data_ledger: The ledger of the validation data, or its file: all evaluations in all processes spend
+            from its budget.
+        seed: Makes the noise reproducible; whoever knows it can remove it. Never use one number for two
+            scores on the same data. None draws a secret one.
 
     Attributes:
         ledger: What the evaluations have released.
@@ -62,6 +73,7 @@ class PaidScore:
         delta: float,
         evaluations: int,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        data_ledger: str | Path | DataLedger | None = None,
         seed: int | None = None,
     ) -> None:
         if not callable(right):
@@ -73,8 +85,15 @@ class PaidScore:
                 f"Expected delta={delta!r} < 1/N = {1 / self._examples:.3g} for N = {self._examples} "
                 "examples."
             )
-        self._delta, self._left, self._evaluations = delta, evaluations, evaluations
+        if data_ledger is not None and seed is not None:
+            raise ValueError(
+                f"Expected seed=None with data_ledger, got seed={seed!r}: a training that resumes would draw "
+                "the same noise for other counts."
+            )
+        self._made, self._evaluations, self._lock = 0, evaluations, threading.Lock()
         self._collate, self._seed = collate_fn or default_collate, seed
+        self._data_ledger = _add_remove(data_ledger)
+        self._account = uuid4().hex
         self.noise_multiplier = calibrate.noise_multiplier_for(
             lambda z: dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(z), evaluations),
             epsilon=epsilon,
@@ -82,16 +101,31 @@ class PaidScore:
         )
         self.ledger = Ledger()
 
+    @property
+    def outlives_the_process(self) -> bool:
+        """Whether a process that resumes knows what this one has spent."""
+        return self._data_ledger is not None
+
     def __call__(self, model: nn.Module) -> float:
         """Returns the noisy share of right answers, between 0 and 1."""
-        if not self._left:
+        with self._lock:
+            return self._score(model)
+
+    def _score(self, model: nn.Module) -> float:
+        if self._made >= self._evaluations:
             raise BudgetError(
                 f"The budget of this score pays for {self._evaluations} evaluations, which were made. Ask "
                 "less often (EarlyStopping(every=...)), or plan more evaluations."
             )
         count = self._count(model)
-        self._left -= 1
-        seed = None if self._seed is None else self._seed + self._left
+        self._made += 1
+        if self._data_ledger is not None:
+            event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            self._data_ledger.reserve(self._account, [(event, self._made)], title=type(self).__name__)
+        seed = None
+        if self._seed is not None:
+            words = Seed(self._seed).words("paid score", self._made, count=8)
+            seed = int.from_bytes(words.tobytes(), "little")
         (noisy,) = noisy_counts(
             [count], noise_multiplier=self.noise_multiplier, ledger=self.ledger, seed=seed
         )
@@ -117,6 +151,18 @@ class PaidScore:
                 count += bool(answer)
             state.check()
         return count
+
+
+def _add_remove(ledger: str | Path | DataLedger | None) -> DataLedger | None:
+    """Opens the ledger of the validation data; raises if it counts under another relation."""
+    if ledger is None:
+        return None
+    opened = ledger if isinstance(ledger, DataLedger) else DataLedger(ledger)
+    if opened.relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            f"Expected data_ledger under the relation ADD_OR_REMOVE_ONE, got {opened.relation.name}."
+        )
+    return opened
 
 
 def _kind(answer: object) -> str:

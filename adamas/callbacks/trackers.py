@@ -13,6 +13,8 @@ from adamas.callbacks.base import FinishedStep, WatchedRun, is_writer
 class Tracker(ABC):
     """Writes `run.metrics()` every few steps, and at the last one.
 
+    The names begin with "private/", or with "NOT_PRIVATE/" for a run without noise.
+
     Args:
         every: Steps from one entry to the next.
     """
@@ -24,7 +26,8 @@ class Tracker(ABC):
     def __call__(self, run: WatchedRun, step: FinishedStep) -> None:
         """Writes the metrics of a step."""
         if is_writer(run) and (step.number % self._every == 0 or step.number == step.total):
-            metrics = {f"private/{name}": value for name, value in run.metrics().items() if name != "step"}
+            group = "private" if run.private else "NOT_PRIVATE"
+            metrics = {f"{group}/{name}": value for name, value in run.metrics().items() if name != "step"}
             self.write({name: value for name, value in metrics.items() if math.isfinite(value)}, step.number)
 
     @abstractmethod

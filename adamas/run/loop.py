@@ -17,6 +17,7 @@ from adamas._progress import progress_bar
 from adamas.accounting import Spending
 from adamas.accounting.journal import Release
 from adamas.callbacks.base import Callback
+from adamas.callbacks.early_stopping import check_resumable
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
 from adamas.engines import ENGINES, FAST, READS_VALUES, Engine, EngineFactory, Loss
 from adamas.loading import Batch, Loader
@@ -240,7 +241,7 @@ class PrivateRun(RunParts):
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.progress, other._releasing = False, False
+        other.progress, other._releasing, other.callbacks = False, False, ()
         if self._spending.enforced:
             other._spending = self._spending.rehearsal()
         other._files = SavedFiles(None, other._spending.use_journals)
@@ -348,6 +349,7 @@ class PrivateRun(RunParts):
                     "and forget what was released. Make a new run with make_private and load the state into "
                     "it."
                 )
+            check_resumable(self.callbacks)
             check_state(self, self._made_with, state)
             with self._rule_state.accepted():
                 restore(self, state)

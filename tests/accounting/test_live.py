@@ -2,6 +2,7 @@
 
 import pytest
 
+import adamas
 from adamas.accounting import live
 from adamas.accounting.composition import composed_epsilon
 from adamas.callbacks import EarlyStopping
@@ -56,6 +57,23 @@ def test_two_releases_on_a_batch_are_in_the_bound():
         run.privatize(batch)
         assert run.epsilon_bound() >= run.epsilon()
     assert run.epsilon_bound() == run.epsilon()
+
+
+def test_unplanned_releases_do_not_bring_the_bound_above_the_budget():
+    run = make_run(epsilon=2.0, noise_multiplier=None, steps=60)
+    seen = []
+
+    def train():
+        for batch in run.batches():
+            if batch.step % 7 == 0:
+                run.privatize(batch, absolute=True)
+            run.privatize(batch)
+            seen.append((run.epsilon(), run.epsilon_bound()))
+
+    with pytest.raises(adamas.BudgetError):
+        train()
+    assert all(exact <= bound <= 2.0 for exact, bound in seen)
+    assert seen[-1][0] > 1.9
 
 
 def test_a_run_without_noise_has_an_infinite_bound():

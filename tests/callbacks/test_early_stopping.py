@@ -1,13 +1,18 @@
 """A run stops when its score no longer rises; a paid score costs what its ledger says."""
 
+import threading
+
 import dp_accounting
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import adamas
 from adamas.callbacks import EarlyStopping, PaidScore
+from adamas.check import check
 from adamas.errors import BudgetError, UnsupportedError
+from adamas.queries import noisy_counts
 from tests.support.small_runs import finish, make_data, make_model, make_run
 
 
@@ -159,3 +164,104 @@ def test_a_run_stops_by_a_paid_score():
     finish(run)
     assert score.ledger.entries
     assert run.steps_done in (4, 6)
+
+
+# --- budgets that others share or repeat --------------------------------------------------------------
+
+
+def always(model, batch):
+    return torch.ones(1, dtype=torch.bool)
+
+
+def ledger_of(folder, epsilon=1.0):
+    return adamas.DataLedger.create(folder / "validation.ledger", epsilon=epsilon, delta=1e-4)
+
+
+def test_a_run_that_resumes_cannot_spend_a_validation_budget_anew(tmp_path):
+    file = tmp_path / "run.safetensors"
+    run = make_run(callbacks=[EarlyStopping(paid(), every=2, patience=9)])
+    for step in run:
+        if step.number == 3:
+            break
+    run.save(file)
+    with pytest.raises(ValueError, match=r"PaidScore\(data_ledger=...\)"):
+        adamas.load(file, make_run(callbacks=[EarlyStopping(paid(), every=2, patience=9)]))
+    with pytest.raises(ValueError, match="data_ledger"):
+        adamas.load(file, make_run(callbacks=[paid()]))
+
+
+def test_all_processes_together_keep_the_validation_budget(tmp_path):
+    """The second process stands for a resumed one: it knows only the file."""
+    file, ledger = tmp_path / "run.safetensors", ledger_of(tmp_path)
+    options = {"seed": None, "data_ledger": ledger.path, "evaluations": 4}
+    run = make_run(callbacks=[EarlyStopping(paid(**options), every=1, patience=9)], steps=9)
+    for step in run:
+        if step.number == 3:
+            break
+    run.save(file)
+    other = make_run(callbacks=[EarlyStopping(paid(**options), every=1, patience=9)], steps=9)
+    adamas.load(file, other)
+    with pytest.raises(BudgetError, match=r"validation\.ledger"):
+        finish(other)
+    assert other.steps_done == 5  # one evaluation was left
+    assert 0.9 < ledger.epsilon() <= 1.0
+
+
+def test_an_evaluation_is_in_the_file_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    ledger, seen = ledger_of(tmp_path), []
+
+    def counts(*args, **options):
+        seen.append(ledger.epsilon())
+        return noisy_counts(*args, **options)
+
+    monkeypatch.setattr("adamas.callbacks.paid_score.noisy_counts", counts)
+    paid(seed=None, data_ledger=ledger)(make_model())
+    assert seen == [ledger.epsilon()]
+    assert seen[0] > 0
+
+
+def test_a_seed_and_a_file_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="seed=3"):
+        paid(seed=3, data_ledger=ledger_of(tmp_path))
+
+
+def test_neighbouring_seeds_share_no_noise():
+    """Noise of deviation above 100: of twelve draws, three equal pairs have probability below 1e-3."""
+    drawn = []
+    for seed in (0, 1, 2):
+        score = paid(make_data(n=50_000), always, seed=seed, epsilon=0.05, evaluations=4, delta=1e-5)
+        score._count = lambda model: 25_000
+        drawn += [score(make_model()) for _ in range(4)]
+    assert 100 < score.noise_multiplier < 2000
+    assert len(set(drawn)) >= 10
+
+
+def test_threads_cannot_ask_more_often_than_was_paid_for():
+    score, refused = paid(evaluations=1, epsilon=0.5), []
+
+    def ask():
+        try:
+            score(make_model())
+        except BudgetError:
+            refused.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ask()
+    assert len(refused) == 4
+    assert score.ledger.epsilon(1e-4) <= 0.5
+
+
+def test_checks_of_a_run_do_not_call_its_callbacks():
+    called = []
+
+    def made():
+        return make_run(callbacks=[lambda run, step: called.append(step.number)], steps=2)
+
+    check(made)
+    assert called == []
+    finish(made())
+    assert called == [1, 2]

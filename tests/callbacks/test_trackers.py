@@ -39,7 +39,15 @@ def test_a_tracker_writes_every_few_steps_and_at_the_end():
 def test_infinite_numbers_are_left_out():
     recording = Recording()
     finish(make_run(noise_multiplier=0.0, steps=1, callbacks=[WandB(recording)]))
-    assert recording.logged[0][1].keys() == NAMES - {"private/epsilon", "private/signal_to_noise"}
+    names = {name.partition("/")[2] for name in recording.logged[0][1]}
+    assert names == {name.partition("/")[2] for name in NAMES} - {"epsilon", "signal_to_noise"}
+
+
+def test_numbers_of_a_run_without_noise_are_marked():
+    for changes in ({"noise_multiplier": 0.0}, {"raw": True}):
+        recording = Recording()
+        finish(make_run(steps=1, callbacks=[WandB(recording)], **changes))
+        assert all(name.startswith("NOT_PRIVATE/") for name in recording.logged[0][1])
 
 
 def test_bad_settings_are_refused():
