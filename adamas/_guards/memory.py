@@ -33,7 +33,7 @@ from adamas._guards.kinds import (
     made_by_hooks,
     names_in,
 )
-from adamas._guards.tokenizers import is_native, notes_warnings, settings_of, tokens_of
+from adamas._guards.tokenizers import is_native, is_part, notes_warnings, settings_of, tokens_of
 from adamas._nests import slots_of
 from adamas._streams import GENERATORS, generator_state
 from adamas.errors import UnsupportedError
@@ -179,6 +179,8 @@ class Memory:
             return
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             yield from self._hold_items(path, value)
+        elif is_part(value):
+            self._kept.append(held(path, functools.partial(pickle.dumps, value), value))
         elif is_opaque(value):
             self._kept.append(held(path, functools.partial(pickle.dumps, value), value))
             return

@@ -7,6 +7,10 @@ from typing import Any
 
 _WHOLE = 16384  # tokens of a vocabulary that is compared as a whole; of a longer one, some are
 _SAMPLE = 256
+_COMPILED = {
+    *("tokenizers", "tokenizers.models", "tokenizers.normalizers", "tokenizers.pre_tokenizers"),
+    *("tokenizers.processors", "tokenizers.decoders", "tokenizers.trainers"),
+}
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 # Keys that transformers writes into `deprecation_warnings` when it shows a warning. Whether one was shown can
 # depend on the data: the last one tells that a text was long.
@@ -23,6 +27,11 @@ def is_native(value: object) -> bool:
     """Tells whether an object is a tokenizer of `tokenizers`, whose state Python's attributes do not show."""
     kind = type(value)
     return kind.__name__ == "Tokenizer" and kind.__module__ == "tokenizers"
+
+
+def is_part(value: object) -> bool:
+    """Tells whether an object is a part of a native tokenizer, such as a normalizer or a token."""
+    return any(kind.__module__ in _COMPILED for kind in type(value).__mro__)
 
 
 def notes_warnings(value: object) -> bool:

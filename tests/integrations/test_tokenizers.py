@@ -137,11 +137,11 @@ def test_what_a_use_of_the_tokenizer_changes_is_put_back_after_it(name):
 def test_settings_are_as_before_a_call_that_fails():
     def write(tok, _):
         native(tok).enable_padding(length=77)
-        raise ValueError
+        raise ValueError("no such word")
 
     collate = Carrying(write, lambda _: False)
     native(collate.tokenizer).enable_truncation(5)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no such word"):
         Apart(collate).compare(rows(RARE), [0])
     assert native(collate.tokenizer).padding is None
     assert native(collate.tokenizer).truncation["max_length"] == 5
