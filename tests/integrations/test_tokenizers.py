@@ -12,6 +12,10 @@ from tests.support.tiny_transformers import FIRST, datasets, made, tokenizer, to
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]
 RARE = "zeta"
+OPTIONS = {"batch_size": 8, "steps": 2, "noise_multiplier": 1.0, "seed": 0, "accountant": "rdp"} | {
+    "delta": 1e-3,
+    "progress": False,
+}
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 
 
@@ -92,10 +96,6 @@ PUT_BACK = {
         lambda tok, _: tok.deprecation_warnings.update({TOO_LONG: True}),
         lambda tok: tok.deprecation_warnings.get(TOO_LONG, False),
     ),
-    "no flag of transformers": (
-        lambda tok, _: tok.deprecation_warnings.pop(TOO_LONG, None),
-        lambda tok: not tok.deprecation_warnings.get(TOO_LONG, False),
-    ),
     "padding": (
         lambda tok, _: native(tok).enable_padding(length=77),
         lambda tok: (native(tok).padding or {}).get("length") == 77,
@@ -134,6 +134,34 @@ def test_what_a_use_of_the_tokenizer_changes_is_put_back_after_it(name):
         assert not torch.equal(collate(rows("w5", "w6"))["input_ids"], before)
 
 
+def test_a_data_set_may_use_the_tokenizer_of_the_collate_function_with_other_settings():
+    tok = tokenizer()
+
+    class Texts(torch.utils.data.Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, i):
+            text = " ".join(f"w{FIRST + j}" for j in range(1 + i % 5))
+            tok(text, truncation=True, max_length=2 + i % 3)  # changes the settings between the batches
+            return {"text": text, "label": i % 3}
+
+    def collate(rows):
+        texts = [row["text"] for row in rows]
+        batch = tok(texts, padding=True, truncation=True, max_length=4, return_tensors="pt")
+        labels = torch.tensor([row["label"] for row in rows])
+        return {name: batch[name] for name in ("input_ids", "attention_mask")} | {"labels": labels}
+
+    model = made("bert classes")
+    run = adamas.make_private(
+        *(model, rules.AdamBC(model.parameters(), lr=1e-2), Texts(), losses.for_model(model)),
+        **OPTIONS | {"collate_fn": collate},
+    )
+    for _ in run:
+        pass
+    assert run.steps_done == 2
+
+
 def test_settings_are_as_before_a_call_that_fails():
     def write(tok, _):
         native(tok).enable_padding(length=77)
@@ -152,11 +180,10 @@ def test_a_run_with_a_tokenizer_that_learns_is_refused_before_a_release(name):
     data = datasets.Dataset.from_list(rows(*["w5", "w6", RARE, "w7"] * 4))
     model = made("bert classes")
     rule = rules.AdamBC(model.parameters(), lr=1e-2)
-    options = {"batch_size": 8, "steps": 2, "noise_multiplier": 1.0, "seed": 0, "accountant": "rdp"}
     with pytest.raises(UnsupportedError, match=REFUSED[name][2]):
         adamas.make_private(
             *(model, rule, data, losses.for_model(model)),
-            **options | {"collate_fn": Carrying(*REFUSED[name][:2]), "delta": 1e-3, "progress": False},
+            **OPTIONS | {"collate_fn": Carrying(*REFUSED[name][:2])},
         )
 
 
