@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 from adamas._guards.kept_values import same_bits
 from adamas._guards.memory import Memory
 from adamas._guards.padding import Padding, Rows, Sizes, padded_and_alone, padding_of, sizes_of
+from adamas._guards.tokenizers import put_back
 from adamas._nests import check_rows, named_leaves, named_tensors
 from adamas._streams import generator_state, global_generators, global_randomness, set_generator_state
 from adamas.errors import UnsupportedError
@@ -88,7 +89,7 @@ class Apart:
       must not change. This check works only if the exchange keeps the number of draws, and it never
       exchanges the longest examples.
     - Nothing that collate_fn reaches may change, except random generators: it would carry one batch into
-      the next, or into the loss.
+      the next, or into the loss. What a tokenizer changes at each use is put back.
 
     Args:
         collate: The collate_fn.
@@ -140,7 +141,7 @@ class Apart:
         alone = [dict(named_leaves(batch)) for batch in batches]
         if not self._random:
             for i, name in _differences(together, alone, self._pads):
-                if not _is_random(self.collate, examples[i]):
+                if not _is_random(self._collated, examples[i]):
                     raise UnsupportedError(_MIXED.format(name=name, case=_ALONE))
                 self._random = True
                 return self.compare(examples, bits)
@@ -154,7 +155,9 @@ class Apart:
 
     def _collated(self, examples: Sequence[Any]) -> Any:
         # A collate_fn may take its examples apart: give it containers of its own.
-        return self.collate([copy.copy(e) if isinstance(e, dict | list) else e for e in examples])
+        assert self._memory is not None
+        with put_back(self._memory.tokenizers):
+            return self.collate([copy.copy(e) if isinstance(e, dict | list) else e for e in examples])
 
     def _check_memory(self) -> None:
         assert self._memory is not None
@@ -249,13 +252,12 @@ def _set_states(generators: list[Any], states: list[bytes]) -> None:
         set_generator_state(generator, state)
 
 
-def _is_random(collate: Collate, example: Any) -> bool:
+def _is_random(collate: Callable[[Sequence[Any]], Any], example: Any) -> bool:
     """Tells whether collate_fn makes different batches of one example."""
-    apart = Apart(collate)
 
     def collated(state: int) -> Any:
         with global_randomness(state):
-            return apart._collated([example])
+            return collate([example])
 
     first = [dict(named_leaves(collated(0)))]
     states = range(1, _STATES)

@@ -1,7 +1,5 @@
 """Values of Python objects, kept to compare with later."""
 
-import functools
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -207,10 +205,10 @@ def contents(cell: CellType) -> dict[str, Any]:
         return {}
 
 
-def pickled(path: str, value: Any) -> Values:
-    """Keeps an object that hides its state by its pickled bytes."""
+def held(path: str, read: Callable[[], Any], value: Any) -> Values:
+    """Keeps an object that hides its state, by what `read` returns of it, such as its pickled bytes."""
     try:
-        return Values(path, functools.partial(pickle.dumps, value))
+        return Values(path, read)
     except Exception as error:
         raise UnsupportedError(
             f"{path!r} is of type {type(value).__name__}, which may remember one example for the next, and "

@@ -40,7 +40,7 @@ CODE = (
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler)
 # Objects of C classes whose contents are followed anyway.
 _SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Module, BaseException, type)
-_COMPILED = ("torch", "numpy", "tokenizers")
+_COMPILED = ("torch", "numpy")
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBALS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM"}
@@ -93,13 +93,6 @@ def made_by_hooks(module: nn.Module) -> set[str]:
         for hook in hooks
         if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod)
     }
-
-
-def warnings_shown(value: object) -> str | None:
-    """Returns the attribute in which a tokenizer notes which warnings it has shown, some at its first use."""
-    kinds = type(value).__mro__
-    shows = any(kind.__module__ == "transformers.tokenization_utils_base" for kind in kinds)
-    return "deprecation_warnings" if shows and "deprecation_warnings" in vars(value) else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """Compares everything that Python code can remember: the values of all objects that it reaches."""
 
 import functools
+import pickle
 import sys
 import weakref
 from collections import deque
@@ -20,7 +21,7 @@ from adamas._guards.kept_values import (
     TensorValues,
     Values,
     contents,
-    pickled,
+    held,
 )
 from adamas._guards.kinds import (
     ATOMS,
@@ -31,8 +32,8 @@ from adamas._guards.kinds import (
     is_quiet,
     made_by_hooks,
     names_in,
-    warnings_shown,
 )
+from adamas._guards.tokenizers import is_native, is_part, notes_warnings, settings_of, tokens_of
 from adamas._nests import slots_of
 from adamas._streams import GENERATORS, generator_state
 from adamas.errors import UnsupportedError
@@ -68,6 +69,8 @@ class Memory:
         self._kept: list[Values] = []
         self.generators: list[Any] = []
         """The random generators that were found."""
+        self.tokenizers: list[Any] = []
+        """The tokenizers that were found: those of `transformers` and native ones."""
         for item in known:
             self._seen[id(item)] = item
         self._attributes: set[str] = set()  # that some code names
@@ -121,6 +124,11 @@ class Memory:
         if isinstance(value, CODE):
             yield f"{path}.__self__", getattr(value, "__self__", None)
             return
+        if is_native(value):
+            self.tokenizers.append(value)
+            self._kept.append(held(path, functools.partial(tokens_of, value, whole=self._long), value))
+            self._kept.append(Values(path, functools.partial(settings_of, value), renewable=True))
+            return
         if is_quiet(value):
             return
         if isinstance(value, weakref.ReferenceType):
@@ -171,8 +179,10 @@ class Memory:
             return
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             yield from self._hold_items(path, value)
+        elif is_part(value):
+            self._kept.append(held(path, functools.partial(pickle.dumps, value), value))
         elif is_opaque(value):
-            self._kept.append(pickled(path, value))
+            self._kept.append(held(path, functools.partial(pickle.dumps, value), value))
             return
         yield from self._enter_instance(path, value)
 
@@ -185,9 +195,8 @@ class Memory:
                 hidden = {*made_by_hooks(value), *_TABLES}
                 for table in _TABLES:
                     yield from self._hold_attributes(path, functools.partial(own.__getitem__, table))
-            if (shown := warnings_shown(value)) is not None:
-                hidden.add(shown)
-                self._kept.append(Values(f"{path}.{shown}", lambda: _no_flags(own[shown])))
+            if notes_warnings(value):
+                self.tokenizers.append(value)
             yield from self._hold_attributes(
                 path, (lambda: {k: v for k, v in own.items() if k not in hidden}) if hidden else lambda: own
             )
@@ -243,7 +252,3 @@ class Memory:
         kept = Named(path, read, names)
         self._kept.append(kept)
         yield from kept.children()
-
-
-def _no_flags(items: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in items.items() if not isinstance(value, bool)}

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedR
 
 import adamas
 from adamas._guards.memory import Memory
+from adamas._guards.tokenizers import put_back
 from adamas.errors import EvaluationModeWarning
 from tests.support.custom_losses import make_run_with
 from tests.support.small_runs import N, finish, loss, make_data, make_model
@@ -225,14 +226,23 @@ def tokenizer_like():
     return one
 
 
-def test_warnings_that_a_tokenizer_has_shown_are_no_memory_but_anything_else_is():
-    for change, name in (
-        (lambda one: one.deprecation_warnings.update(asked=True), None),
-        (lambda one: one.deprecation_warnings.update(level=3.0), "tokenizer.deprecation_warnings"),
-        (lambda one: one.other.update(asked=True), "tokenizer.other"),
-    ):
-        one = tokenizer_like()
-        memory = Memory({"tokenizer": one}, long=False)
-        assert memory.change() is None
-        change(one)
-        assert memory.change() == name
+@pytest.mark.parametrize("key", ["word", "max_len_single_sentence", True])
+def test_notes_of_warnings_are_put_back_after_a_call_and_say_nothing_within(key):
+    one = tokenizer_like()
+    one.deprecation_warnings["max_len_sentences_pair"] = False
+    memory = Memory({"tokenizer": one}, long=False)
+    with put_back(memory.tokenizers):
+        assert one.deprecation_warnings["max_len_single_sentence"] is True
+        assert one.deprecation_warnings["max_len_sentences_pair"] is True
+        one.deprecation_warnings[key] = True
+    name = None if key == "max_len_single_sentence" else "tokenizer.deprecation_warnings"
+    assert memory.change() == name
+
+
+@pytest.mark.parametrize("name", ["deprecation_warnings", "other"])
+def test_what_else_a_tokenizer_notes_is_memory(name):
+    one = tokenizer_like()
+    memory = Memory({"tokenizer": one}, long=False)
+    assert memory.change() is None
+    getattr(one, name)["word"] = True
+    assert memory.change() == f"tokenizer.{name}"
