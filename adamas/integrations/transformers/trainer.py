@@ -181,6 +181,7 @@ class PrivateTrainerMixin(_Base):
         )
         if self._folder is not None:
             load(Training.file(self._folder), run)
+            self._private.continues(run)
             check_rule_state(self._folder, run.rule)
             load_schedule(self._folder, self.lr_scheduler)
         training = Training(run, planned)
