@@ -1,7 +1,8 @@
 """Keeps other packages from printing what depends on single private records.
 
-Tokenizers name the length of a text that is too long, TRL the end of a prompt that was left out, and models say
-whether a batch has padding. While private records are prepared, or a release is made, such messages are dropped.
+Tokenizers name the length of a text that is too long, TRL the end of a prompt that was left out, and models
+say whether a batch has padding. While private records are prepared, or a release is made, such messages are
+dropped.
 """
 
 import logging

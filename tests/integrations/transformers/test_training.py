@@ -138,7 +138,7 @@ class GoOn(TrainerCallback):
 
 def test_a_trainer_that_does_not_stop_is_stopped_with_the_reason(tmp_path):
     made = trainer(tmp_path, callbacks=[GoOn()], arguments_={"max_steps": 4})
-    with pytest.raises(RuntimeError, match="Expected the trainer to stop after step 4 of 4.*callbacks"):
+    with pytest.raises(RuntimeError, match=r"Expected the trainer to stop after step 4 of 4.*callbacks"):
         made.train()
     assert made.run.steps_done == 4
 
