@@ -4,7 +4,8 @@ A run that dies has released more than its checkpoint says. The journal is writt
 release is on disk before its noise is drawn. So the records cover everything that was released, whatever
 kills the run.
 
-A journal begins with a random token, which its checkpoint names. Each record has a sequence number, and a
+A journal begins with a random token, which its checkpoint names, and with the number of the lineage: all runs
+that continue one another, from one saved file or several. Each record has a sequence number, and a
 digest that covers all records before it. A file in which a record was changed, lost or added is refused. An
 incomplete record at the end was not followed by a release. Two changes cannot be noticed: a file that was cut
 exactly between two records, and one that was replaced by an older copy of itself.
@@ -22,12 +23,12 @@ from uuid import uuid4
 
 from adamas._storage.files import folder_to_disk, lock_file, unfinished
 
-_MAGIC = b"adamas journal 2"
-_TOKEN_BYTES = 16
+_MAGIC = b"adamas journal 3"
+_TOKEN_BYTES = _LINEAGE_BYTES = 16
 _FIELDS = struct.Struct("<QQdII16s")
 _DIGEST_BYTES = 16
 _RECORD_BYTES = _FIELDS.size + _DIGEST_BYTES
-_HEADER_BYTES = len(_MAGIC) + _TOKEN_BYTES + _DIGEST_BYTES
+_HEADER_BYTES = len(_MAGIC) + _TOKEN_BYTES + _LINEAGE_BYTES + _DIGEST_BYTES
 _NO_IDENTITY = bytes(16)
 
 
@@ -73,6 +74,8 @@ class Journal:
         taken_over: Whether another run of this process has it now.
         was_taken_over: Whether one has had it since this object was made.
         tokens: That of the file; of one that was loaded also that of the journal before it.
+        lineage: The number of the lineage, of new files. One that is read sets it.
+        first: The journal that stands for the run; None if it is this one.
 
     Example:
         >>> import tempfile
@@ -91,6 +94,8 @@ class Journal:
         self.taken_over = self.was_taken_over = False
         self._abandoned = False
         self.tokens: tuple[str | None, ...] = ()
+        self.lineage = uuid4().hex
+        self.first: Journal | None = None
         self._prepared: tuple[Path, int, bytes] | None = None
         self._digest, self._size, self._next, self._part = b"", 0, 0, 0
 
@@ -106,11 +111,26 @@ class Journal:
 
     def token(self) -> str | None:
         """Returns the token of the file; None if there is no file, or one without a whole header."""
+        return self._named()[0]
+
+    def lineage_on_disk(self) -> str | None:
+        """Returns the lineage of the file; None if there is no file, or one without a whole header."""
+        return self._named()[1]
+
+    def _named(self) -> tuple[str | None, str | None]:
         try:
             with self.path.open("rb") as file:
-                return _token(file.read(_HEADER_BYTES))
+                return _names(file.read(_HEADER_BYTES))
         except FileNotFoundError:
-            return None
+            return None, None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run of this process writes here, and has not lost its first journal to another run."""
+        holder = _holders.get(self.path.resolve(), lambda: None)()
+        if holder is None or not holder.locked:
+            return False
+        return not (holder.first or holder).was_taken_over
 
     def restart(self, token: str | None = None) -> str:
         """Begins a new file without records, locked, and returns its token."""
@@ -130,7 +150,7 @@ class Journal:
         if self._handle is None and self.path.exists():
             os.close(_open_locked(self.path))  # raises if another run uses it
         value = uuid4().bytes if token is None else bytes.fromhex(token)
-        start = _MAGIC + value
+        start = _MAGIC + value + bytes.fromhex(self.lineage)
         digest = _chained(b"", start)
         temporary = unfinished(self.path)
         temporary.unlink(missing_ok=True)  # what another journal of this process prepared
@@ -210,7 +230,8 @@ class Journal:
     def read(self, token: str) -> list[list[Release]]:
         """Locks the journal with this token, and returns its releases by process.
 
-        Releases that are appended later count as those of a new process.
+        The first are those of the process that wrote the checkpoint, and may be none. Releases that are
+        appended later count as those of a new process.
 
         Raises:
             ValueError: If there is no such journal, or it is damaged.
@@ -223,14 +244,14 @@ class Journal:
             os.close(handle)
             raise
         self._hold(handle)
-        self.tokens = (token,)
+        self.tokens, self.lineage = (token,), self.lineage_on_disk() or self.lineage
         self._digest, self._size = digest, end
-        self._next, self._part = sum(map(len, parts)), len(parts)
+        self._next, self._part = sum(map(len, parts)), max(1, len(parts))
         return parts
 
     def _read(self, handle: int, token: str) -> tuple[list[list[Release]], bytes, int]:
         data = os.pread(handle, os.fstat(handle).st_size, 0)
-        if _token(data[:_HEADER_BYTES]) != token:
+        if _names(data[:_HEADER_BYTES])[0] != token:
             raise ValueError(
                 f"Expected {self.path} to be the journal of its checkpoint, found that of another one or a "
                 "damaged file. Restore both files from a backup, or start again."
@@ -314,11 +335,13 @@ def _open(path: Path) -> int:
         ) from None
 
 
-def _token(header: bytes) -> str | None:
-    start = header[: len(_MAGIC) + _TOKEN_BYTES]
+def _names(header: bytes) -> tuple[str | None, str | None]:
+    """Returns the token and the lineage of a header."""
+    start = header[: len(_MAGIC) + _TOKEN_BYTES + _LINEAGE_BYTES]
     if not start.startswith(_MAGIC) or header[len(start) :] != _chained(b"", start):
-        return None
-    return start[len(_MAGIC) :].hex()
+        return None, None
+    names = start[len(_MAGIC) :]
+    return names[:_TOKEN_BYTES].hex(), names[_TOKEN_BYTES:].hex()
 
 
 def _records(data: bytes, path: Path) -> tuple[list[list[Release]], bytes, int]:
@@ -337,8 +360,7 @@ def _records(data: bytes, path: Path) -> tuple[list[list[Release]], bytes, int]:
                 f"{path} is damaged at its record {count + 1}: what was released after the checkpoint is not "
                 "known. Restore both files from a backup, or start again."
             )
-        if part >= len(parts):
-            parts.append([])
+        parts += [[] for _ in range(part + 1 - len(parts))]
         parts[-1].append(Release(step, z, b"" if identity == _NO_IDENTITY else identity, attempt))
         end += _RECORD_BYTES
         count += 1

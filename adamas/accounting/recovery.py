@@ -31,9 +31,19 @@ class Recovered:
         """Those that the ledger does not have yet."""
         return self._due
 
-    def add(self, releases: Iterable[Release]) -> None:
-        """Adds releases of processes that died."""
+    def add(self, releases: Iterable[Release], steps_done: int) -> None:
+        """Adds releases of processes that died.
+
+        Raises:
+            ValueError: If one of them is a second release on a batch that the checkpoint has as finished.
+        """
         lost = list(releases)
+        if any(release.step < steps_done - 1 for release in lost):
+            raise ValueError(
+                "Expected a file whose finished steps have no other releases, but an older file of the run "
+                "was continued with the same seed and other data, loss or settings. Continue the file that "
+                "was written last, or start again with another seed."
+            )
         self._made = sorted([*self._made, *lost], key=lambda release: release.step)
         self._due = sorted([*self._due, *lost], key=lambda release: release.step)
 
@@ -87,11 +97,12 @@ def record_lost(releases: Iterable[Release], ledger: Ledger, sampler: Sampler, *
         releases: The releases of one process.
         ledger: The ledger of the run that continues.
         sampler: Its sampler.
-        steps_done: Steps that the checkpoint has. Another release on its last batch joins that batch.
+        steps_done: Steps that the checkpoint has, if this process wrote it: another release on its last batch
+            joins that batch. 0 for other processes, which drew batches of their own.
     """
     units: dict[int, dict[int, list[float]]] = {}
     for release in releases:
-        if release.step < steps_done:
+        if release.step == steps_done - 1:
             ledger.record_release(sampler, release.step, release.noise_multiplier)
         else:
             unit = units.setdefault(sampler.unit(release.step), {})

@@ -338,10 +338,11 @@ class Spending:
                 to those that this run will make.
         """
         if repeatable:
-            self._recovered.add(release for part in parts for release in part)
+            self._recovered.add((release for part in parts for release in part), self.steps_done)
         else:
-            for part in parts:
-                record_lost(part, self.ledger, self.sampler, steps_done=self.steps_done)
+            for number, part in enumerate(parts):
+                done = self.steps_done if number == 0 else 0
+                record_lost(part, self.ledger, self.sampler, steps_done=done)
             self._shorten()
         self._take_over_account()  # the next file that is written names this run's own account
 

@@ -20,6 +20,7 @@ from adamas._storage.archive import read_archive, write_archive
 from adamas._version import __version__
 from adamas.accounting.journal import Journal, Release
 from adamas.distributed import Ranks, together, told_by_writer
+from adamas.run.siblings import forget_siblings
 
 _KIND, _VERSION = "checkpoint", 2
 _PACKAGES = ("torch", "numpy", "numba", "dp-accounting")
@@ -108,6 +109,7 @@ class Checkpoints:
         """Deletes the file and its journal."""
         self.path.unlink(missing_ok=True)
         self.journal.remove()
+        forget_siblings(self.path)
 
 
 def load(path: str | Path, run: AnyRun) -> AnyRun:

@@ -182,12 +182,16 @@ class PrivateRun(RunParts):
             state = self.state_dict()
             self._files.forget_unneeded()
             try:
-                write_once(self.ranks, lambda: checkpoints.save(state))
+                write_once(self.ranks, lambda: self._write(checkpoints, state))
             except BaseException:
                 if checkpoints.journal.begun:  # the file may be there, and must know what follows
                     self._files.keep(checkpoints, first=False)
                 raise
             self._files.keep(checkpoints, first=not automatic)  # automatic ones stay where they are
+
+    def _write(self, checkpoints: Checkpoints, state: dict[str, Any]) -> None:
+        self._files.announce(checkpoints.path)
+        checkpoints.save(state)
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -217,7 +221,12 @@ class PrivateRun(RunParts):
         if main is not None and main.path == checkpoints.path:
             checkpoints.every = main.every
         self._files.keep(checkpoints, first=main is None)
-        self._spending.recover(parts, repeatable=self.noise.seed.given is not None)
+        try:
+            self._spending.recover(parts, repeatable=self.noise.seed.given is not None)
+            write_once(self.ranks, lambda: self._files.adopt(checkpoints))
+        except BaseException:
+            checkpoints.journal.abandon()  # nothing may be released that a sibling does not know
+            raise
 
     def _replaced(
         self,

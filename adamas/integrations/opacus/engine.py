@@ -12,12 +12,8 @@ from adamas import _validate
 from adamas.errors import UnsupportedError
 from adamas.integrations.opacus.accountant import ACCOUNTANTS, Accountant
 from adamas.integrations.opacus.arguments import GHOST, check_options
-from adamas.integrations.opacus.criterion import PrivateCriterion
-from adamas.integrations.opacus.loader import PrivateLoader
-from adamas.integrations.opacus.making import Terms, make_training, private_optimizer
-from adamas.integrations.opacus.module import PrivateModule
-from adamas.integrations.opacus.optimizer import PrivateOptimizer
-from adamas.integrations.opacus.training import Training
+from adamas.integrations.opacus.loop import Loop
+from adamas.integrations.opacus.making import Terms, make_training
 from adamas.run.loop import PrivateRun
 from adamas.run.preconditions import check_modules, check_whole
 
@@ -78,15 +74,12 @@ class PrivacyEngine:
             raise TypeError(f"Expected secure_mode={secure_mode!r} to be True or False.")
         self.accountant = Accountant(accountant)
         self.secure_mode, self.seed = secure_mode, seed
-        self._training: Training | None = None
-        self._objects: tuple[nn.Module, ...] = ()
+        self._loop: Loop | None = None
 
     @property
     def run(self) -> PrivateRun:
         """The run behind the loop, for `run.diagnostics()`, `run.privacy_statement()` and `adamas.check`."""
-        if self._training is None:
-            raise RuntimeError("Expected make_private to be called first.")
-        return self._training.run
+        return self._made_loop().training.run
 
     def make_private(
         self,
@@ -227,7 +220,7 @@ class PrivacyEngine:
         grad_sample_mode: str,
         terms: Terms,
     ) -> Any:
-        if self._training is not None:
+        if self._loop is not None:
             raise RuntimeError(
                 "Expected one run of a PrivacyEngine. Make another engine for another run. If it trains on "
                 "the same data, let adamas.make_private add up what both spend, by data_ledger=."
@@ -241,12 +234,13 @@ class PrivacyEngine:
             secure=self.secure_mode,
             seed=self.seed,
         )
-        self._training, self.accountant.run = training, training.run
-        private, wrapped = PrivateModule(module), private_optimizer(training)
-        self._objects = private, module
-        if grad_sample_mode == GHOST:
-            return private, wrapped, PrivateCriterion(criterion), PrivateLoader(training)
-        return private, wrapped, PrivateLoader(training)
+        self._loop, self.accountant.run = Loop(training, module), training.run
+        return self._loop.objects_with(criterion) if grad_sample_mode == GHOST else self._loop.objects()
+
+    def _made_loop(self) -> Loop:
+        if self._loop is None:
+            raise RuntimeError("Expected make_private to be called first.")
+        return self._loop
 
     def get_epsilon(self, delta: float) -> float:
         """Returns the epsilon spent so far, an upper bound; 0 before `make_private`.
@@ -264,7 +258,7 @@ class PrivacyEngine:
         From then on each release is also written to a journal beside the file. `module` and `optimizer` are
         those of this engine; the optimizer is saved in any case.
         """
-        self._check_mine(module, optimizer)
+        self._made_loop().check_mine(module, optimizer)
         self.run.save(path)
 
     def load_checkpoint(
@@ -275,7 +269,7 @@ class PrivacyEngine:
         Releases that the saved run made after it was saved are in its journal, and count. `module` and
         `optimizer` are those of this engine; the optimizer's state is loaded in any case.
         """
-        self._check_mine(module, optimizer)
+        self._made_loop().check_mine(module, optimizer)
         adamas.load(path, self.run)
 
     def is_compatible(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
@@ -297,9 +291,3 @@ class PrivacyEngine:
         check_modules(module)
         check_whole(module)
         return module
-
-    def _check_mine(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        rule = self.run.rule
-        mine = isinstance(optimizer, PrivateOptimizer) and optimizer.original_optimizer is rule
-        if not any(module is one for one in self._objects) or not (optimizer in (None, rule) or mine):
-            raise ValueError("Expected module and optimizer to be those that make_private returned.")

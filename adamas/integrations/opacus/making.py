@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from adamas import _validate
 from adamas.integrations.opacus.accountant import check_delta
 from adamas.integrations.opacus.arguments import check_loader, check_objects, own_collate
-from adamas.integrations.opacus.optimizer import PrivateOptimizer
 from adamas.integrations.opacus.training import Replayed, Training
 from adamas.loading import dataset_length
 from adamas.run.calibration import calibrated
@@ -94,15 +93,4 @@ def make_training(
         replayed,
         steps_per_epoch=len(data_loader),
         reduction=terms.loss_reduction,
-    )
-
-
-def private_optimizer(training: Training) -> PrivateOptimizer:
-    """Returns the optimizer of a training with the names that scripts read."""
-    run = training.run
-    return PrivateOptimizer(
-        run.rule,
-        noise_multiplier=run.noise_multiplier,
-        max_grad_norm=run.clip_norm,
-        expected_batch_size=run.loader.sampler.batch_size,
     )

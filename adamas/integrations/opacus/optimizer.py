@@ -20,7 +20,7 @@ class Gate:
         self._optimizer = weakref.ref(optimizer)
         self._release: PrivateGradient | None = None
         self._written: dict[Tensor, tuple[Tensor, int]] = {}
-        optimizer.register_step_pre_hook(lambda *_: self._pass())
+        optimizer.register_step_pre_hook(self._before_step)
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Gate":
@@ -42,6 +42,19 @@ class Gate:
         optimizer = self._optimizer()
         assert optimizer is not None
         return (p for group in optimizer.param_groups for p in group["params"])
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuses a closure, which torch calls after this, and hands the release to the optimizer."""
+        if any(value is not None for value in (*args[1:], *kwargs.values())):  # args[0] is the optimizer
+            raise RuntimeError(
+                "Expected step() of the optimizer that was given to make_private without closure=, got one: "
+                "torch calls it after the release was checked, so what it does to p.grad would train without "
+                "privacy. Call step(closure) of the optimizer that make_private returned, which calls the "
+                "closure first."
+            )
+        self._pass()
 
     def _pass(self) -> None:
         """Hands the release to the optimizer, before its step."""

@@ -71,9 +71,14 @@ def check_call(node: Node) -> Node:
 
 
 class Program:
-    """The nodes that a loss is computed of, in an order in which they can run."""
+    """The nodes that a loss is computed of, in an order in which they can run.
+
+    Attributes:
+        line: Where the user wrote the call that runs, or that raised; None between the calls.
+    """
 
     def __init__(self, result: Leaf | Node) -> None:
+        self.line: str | None = None
         self._result = result
         self._order = list(_ordered(result))
         self._check_gradients()
@@ -88,11 +93,9 @@ class Program:
                 continue
             args, kwargs = map_leaves((Leaf, Node), values.__getitem__, (list(node.args), dict(node.kwargs)))
             function = model if node.function is None else node.function
-            try:
-                values[node] = function(*args, **kwargs)
-            except Exception as error:
-                error.add_note(f"The call is at {node.line}, and runs in the private step.")
-                raise
+            self.line = node.line
+            values[node] = function(*args, **kwargs)
+            self.line = None
         result: Tensor = values[self._result]
         return result
 

@@ -15,6 +15,7 @@ from adamas.accounting import Plan
 from adamas.engines import ENGINES, FAST
 from adamas.errors import BudgetError, SlowEngineWarning
 from adamas.integrations.opacus.deferred import Deferred
+from adamas.integrations.opacus.failures import concealed, told
 from adamas.integrations.opacus.optimizer import Gate
 from adamas.integrations.opacus.program import Leaf, Node, Program
 from adamas.integrations.opacus.turn import Turn
@@ -70,9 +71,13 @@ class Training:
         self._engines: dict[tuple[Any, ...], str] = {}
         self._turn: Turn | None = None
         self._batches: Iterator[Batch] | None = None
+        self._example = concealed(self._first, lambda: None, "Loading the first example")
+
+    def _first(self) -> Any:
+        """Loads one example, which tells the form of a batch."""
         loader, rows = self.run.loader, np.arange(1)
         loaded = loader.load(rows, loader.state_of(0, 0))
-        self._example = loader.check(loaded.data if isinstance(loaded, Collated) else loaded, rows)
+        return loader.check(loaded.data if isinstance(loaded, Collated) else loaded, rows)
 
     def turns(self) -> Iterator[Any]:
         """Yields the deferred batches of one epoch, or of what the budget still pays for."""
@@ -111,15 +116,21 @@ class Training:
 
     def _release(self, loss: Leaf | Node) -> None:
         """Releases the private gradient of the next batch, and hands it to the optimizer."""
-        program = Program(loss)
-        self._replayed.program = program
+        program = self._replayed.program = Program(loss)
+        release = concealed(
+            lambda: self._private_gradient(program),
+            lambda: program.line,
+            "The private step of loss.backward()",
+        )
+        self._gate.write(self._scaled(release))
+
+    def _private_gradient(self, program: Program) -> PrivateGradient:
         self._choose_engine(program.signature())
         try:
-            release = self.run.privatize(self._next_batch())
+            return self.run.privatize(self._next_batch())
         except BaseException:
             self._batches = None  # the next turn draws from the run's own place
             raise
-        self._gate.write(self._scaled(release))
 
     def _next_batch(self) -> Batch:
         run = self.run
@@ -142,9 +153,9 @@ class Training:
             if probes.refusal is not None:
                 warnings.warn(
                     f"The engine {probes.engine!r} computes each example by itself and is slower. {FAST!r} "
-                    f"refuses: {probes.refusal}",
+                    f"refuses: {told(probes.refusal)}",
                     SlowEngineWarning,
-                    stacklevel=5,  # over the turn and backward
+                    stacklevel=8,  # over the private step, the turn and backward
                 )
             self._engines[signature] = probes.engine
         self.run.engine = self._engines[signature]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from adamas import UnsupportedError
+from adamas import UnsupportedError, rules
 from adamas.integrations.opacus import BatchMemoryManager, PrivacyEngine
 from tests.support.opacus_loops import blobs, mlp, private, train
 
@@ -120,6 +120,30 @@ def test_a_step_without_a_release_is_refused(how):
     assert not model.weight.any()
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, rules.SGD])
+def test_a_closure_of_the_users_own_optimizer_is_refused_before_it_is_called(kind, by_name):
+    model, data = unit_vectors()
+    own = kind(model.parameters(), lr=4.0)
+    engine, module, _, loader = private(model, data, batch_size=4, optimizer=own, noise_multiplier=0.0)
+    called = []
+
+    def closure():
+        called.append(True)
+        own.zero_grad()
+        loss = 1000 * model(torch.eye(N)).sum()
+        loss.backward()
+        return loss
+
+    backward(module, next(iter(loader)))
+    with pytest.raises(RuntimeError, match=r"without closure=.*that make_private returned"):
+        own.step(**{"closure": closure}) if by_name else own.step(closure)
+    assert not called
+    assert not model.weight.any()
+    own.step(None)  # the release is still there
+    assert_counts(model, drawn(engine, [0]))
+
+
 def test_a_second_step_on_one_release_is_refused():
     model, engine, module, optimizer, loader = counting()
     backward(module, next(iter(loader)))
@@ -229,7 +253,7 @@ def test_an_error_within_the_private_step_charges_nothing_and_keeps_the_batches_
             steps += 1
             try:
                 backward(module, batch)
-            except OSError:
+            except UnsupportedError:
                 assert released(engine) == 1
                 continue
             optimizer.step()
