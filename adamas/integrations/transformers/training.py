@@ -80,7 +80,8 @@ class Training:
             raise RuntimeError(
                 f"Expected the trainer to stop after step {self.run.steps_done} of {self.run.steps}, where "
                 "the run has ended, but it goes on. Let callbacks neither clear "
-                "control.should_training_stop nor raise state.max_steps; to stop early, set control.should_training_stop, not run.stop()."
+                "control.should_training_stop nor raise state.max_steps; to stop early, set "
+                "control.should_training_stop, not run.stop()."
             )
         self._release = self.run.privatize(batch)
 
