@@ -4,14 +4,17 @@ A model's own `loss` averages over the batch, so that it is no loss of one examp
 the model's logits and returns one loss per example, as `adamas.make_private` expects. For a batch of one
 example it equals the model's own loss. `for_model` chooses the function for a model.
 
-A batch is a dictionary of tensors, as the collators of `transformers` make it. Labels of -100 do not count.
-An example without any other label has loss 0 and gradient 0.
+A batch is a dictionary of tensors, as the collators of `transformers` make it. Labels of -100 do not count,
+nor do other labels below 0 or from the number of classes on: an error at the step that draws such an example
+would tell that it was drawn. So check labels before training. An example without any label that counts has
+loss 0 and gradient 0.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,7 +66,7 @@ def classification(model: nn.Module, batch: Any, *, label_smoothing: float = 0.0
     """
     labels = class_indices(batch, "classification").flatten()
     logits = logits_of(model, batch)
-    labels = labels.to(logits.device)
+    labels = _known(labels.to(logits.device), logits.shape[-1])
     return F.cross_entropy(
         logits, labels, ignore_index=IGNORED, reduction="none", label_smoothing=label_smoothing
     )
@@ -145,10 +148,11 @@ def seq2seq_lm(
     Arguments as for `token_classification`. Without `decoder_input_ids` in the batch the model makes them of
     the labels.
     """
-    labels = class_indices(batch, "seq2seq_lm")
-    more = {}
+    labels, more = class_indices(batch, "seq2seq_lm"), {}
     if "decoder_input_ids" not in batch and "decoder_inputs_embeds" not in batch:
-        more["decoder_input_ids"] = inner_model(model).prepare_decoder_input_ids_from_labels(labels=labels)
+        inner = inner_model(model)
+        labels = _known(labels, inner.config.get_text_config(decoder=True).vocab_size)
+        more["decoder_input_ids"] = inner.prepare_decoder_input_ids_from_labels(labels=labels)
     return _over_tokens(logits_of(model, batch, more), labels, reduction, label_smoothing)
 
 
@@ -256,6 +260,11 @@ def _chosen(model: Any) -> Callable[..., Tensor] | None:
     return next((loss for ending, loss in _BY_ENDING.items() if name.endswith(ending)), None)
 
 
+def _known(labels: Tensor, classes: int) -> Tensor:
+    """Replaces labels that are no index of a class."""
+    return torch.where((labels >= 0) & (labels < classes), labels, IGNORED)
+
+
 def _over_tokens(logits: Tensor, labels: Tensor, reduction: str, label_smoothing: float) -> Tensor:
     _one_of_reductions(reduction)
     if labels.shape[1] != logits.shape[1]:
@@ -263,7 +272,7 @@ def _over_tokens(logits: Tensor, labels: Tensor, reduction: str, label_smoothing
             "Expected one label per token, got labels of another length than the logits. Let collate_fn pad "
             "labels like inputs, as DataCollatorForTokenClassification does."
         )
-    labels = labels.to(logits.device)
+    labels = _known(labels.to(logits.device), logits.shape[-1])
     losses = F.cross_entropy(
         logits.flatten(0, 1),
         labels.flatten(),

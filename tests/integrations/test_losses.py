@@ -115,6 +115,21 @@ def test_an_example_without_labels_has_loss_and_gradient_zero(name, smoothing):
     assert norms[[0, 2]].min() > 0
 
 
+@pytest.mark.parametrize("name", ["bert classes", "bert tokens", "bert masked", "gpt2 words", "bart texts"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("label", [7777, -1])
+def test_a_label_outside_the_classes_counts_as_little_as_none(name, smoothing, label):
+    model, batch = made(name), batch_for(name)
+    loss = losses.for_model(model, label_smoothing=smoothing)
+    wrong, none = (batch | {"labels": batch["labels"].clone()} for _ in range(2))
+    place = tuple((batch["labels"] != -100).nonzero()[1 if batch["labels"].dim() == 1 else -1])
+    wrong["labels"][place], none["labels"][place] = label, -100
+    torch.testing.assert_close(loss(model, wrong), loss(model, none), rtol=0, atol=0)
+    assert loss(model, wrong)[place[0]] != loss(model, batch)[place[0]]
+    norms = [Bookkeeping(model, loss, one).norms(geometries(model)[0]) for one in (wrong, none)]
+    torch.testing.assert_close(*norms, rtol=0, atol=0)
+
+
 def test_an_answer_beyond_the_text_does_not_count():
     model, batch = made("bert answers"), batch_for("bert answers")
     whole = losses.question_answering(model, batch)

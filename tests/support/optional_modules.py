@@ -40,6 +40,7 @@ NEEDS = {
     "adamas.integrations.transformers.logs": "transformers",
     "adamas.integrations.transformers.objective": "transformers",
     "adamas.integrations.transformers.privacy": "transformers",
+    "adamas.integrations.transformers.quiet": "transformers",
     "adamas.integrations.transformers.rule": "transformers",
     "adamas.integrations.transformers.trainer": "transformers",
     "adamas.integrations.transformers.training": "transformers",

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from adamas.integrations.transformers.training import Training
+from adamas.run import PrivateRun
 
 
 class PrivacyCallback(TrainerCallback):
@@ -18,6 +19,7 @@ class PrivacyCallback(TrainerCallback):
     def __init__(self, begin: Callable[[], Training]) -> None:
         self._begin = begin
         self._training: Training | None = None
+        self._released_before = False
 
     @property
     def training(self) -> Training:
@@ -28,13 +30,18 @@ class PrivacyCallback(TrainerCallback):
 
     @property
     def has_released(self) -> bool:
-        """Whether a training has made a release."""
-        return self._training is not None and self._training.run.steps_done > 0
+        """Whether any training of the trainer has released something, or continued a run that had."""
+        return self._released_before or (self._training is not None and self._training.has_released)
+
+    def continues(self, run: PrivateRun) -> None:
+        """Notes that a run was continued, which may have spent something, or count what its journal has."""
+        self._released_before |= bool(run.ledger.entries) or run.epsilon_bound() > 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Makes the run."""
+        self._released_before = self.has_released  # of all trainings so far
         self._training = self._begin()
 
     def on_pre_optimizer_step(

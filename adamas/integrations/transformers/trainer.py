@@ -16,6 +16,7 @@ from adamas.integrations.transformers.checkpoints import check_rule_state, folde
 from adamas.integrations.transformers.logs import privacy_metrics, public
 from adamas.integrations.transformers.objective import check_methods, check_optimizers, loss_for
 from adamas.integrations.transformers.privacy import Privacy
+from adamas.integrations.transformers.quiet import PREPARING, RELEASING, quiet
 from adamas.integrations.transformers.rule import make_rule
 from adamas.integrations.transformers.training import Tickets, Training, zero
 from adamas.loading import dataset_length
@@ -49,7 +50,8 @@ class PrivateTrainerMixin(_Base):
         if not isinstance(privacy, Privacy):
             raise TypeError(f"Expected privacy to be a Privacy, got {type(privacy).__name__}.")
         check_methods(type(self), PrivateTrainerMixin)
-        super().__init__(*args, **kwargs)
+        with quiet(PREPARING):
+            super().__init__(*args, **kwargs)
         self.privacy = privacy
         self._private = PrivacyCallback(self._begin)
         self._folder: str | None = None
@@ -121,7 +123,8 @@ class PrivateTrainerMixin(_Base):
         """
         if self.accelerator.sync_gradients:
             model.train()
-            self._private.training.release(self.state.global_step)
+            with quiet(RELEASING):
+                self._private.training.release(self.state.global_step)
         return zero(self.args.device)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -149,6 +152,7 @@ class PrivateTrainerMixin(_Base):
             self.optimizer = make_rule(whole, self.args, self.privacy, decayed)
         return self.optimizer
 
+    @quiet(RELEASING)
     def _begin(self) -> Training:
         """Makes the run, or continues that of a checkpoint."""
         assert self._data is not None
@@ -181,6 +185,7 @@ class PrivateTrainerMixin(_Base):
         )
         if self._folder is not None:
             load(Training.file(self._folder), run)
+            self._private.continues(run)
             check_rule_state(self._folder, run.rule)
             load_schedule(self._folder, self.lr_scheduler)
         training = Training(run, planned)

@@ -51,6 +51,7 @@ class Training:
     def __init__(self, run: PrivateRun, planned: int) -> None:
         self.run = run
         self._planned = planned
+        self._paid_before = run.ledger.entries
         self._batches: Iterator[Batch] | None = None
         self._release: PrivateGradient | None = None
         self._moved = False
@@ -74,7 +75,15 @@ class Training:
             )
         if self._batches is None:
             self._batches = self.run.batches()
-        self._release = self.run.privatize(next(self._batches))
+        batch = next(self._batches, None)
+        if batch is None:
+            raise RuntimeError(
+                f"Expected the trainer to stop after step {self.run.steps_done} of {self.run.steps}, where "
+                "the run has ended, but it goes on. Let callbacks neither clear "
+                "control.should_training_stop nor raise state.max_steps; to stop early, set "
+                "control.should_training_stop, not run.stop()."
+            )
+        self._release = self.run.privatize(batch)
 
     def hand_over(self) -> None:
         """Writes the release to the rule, right before its step."""
@@ -90,6 +99,11 @@ class Training:
         if self._movement is not None:
             self._movement.check()
             self._movement, self._moved = None, True
+
+    @property
+    def has_released(self) -> bool:
+        """Whether the ledger has grown since the training began, also by a step that was not finished."""
+        return self.run.ledger.entries != self._paid_before
 
     @property
     def shortened(self) -> bool:

@@ -99,6 +99,47 @@ def test_a_training_that_was_interrupted_continues_in_the_same_trainer(tmp_path,
     assert made.run.ledger.entries == whole.run.ledger.entries
 
 
+class SaveFirstAndStop(TrainerCallback):
+    """Saves before the first step, and raises before a step, as Ctrl-C does."""
+
+    def __init__(self, *steps):
+        self.steps = list(steps)
+        self.trainer = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0 and not (Path(args.output_dir) / "checkpoint-0").exists():
+            self.trainer._save_checkpoint(self.trainer.model, None)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.steps and state.global_step == self.steps[0]:
+            self.steps.pop(0)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_no_training_anew_after_one_that_continued_without_a_step_of_its_own(tmp_path, seed):
+    """The releases were made by the first training, and the second only knows of them."""
+    stop = SaveFirstAndStop(4, 0)
+    stop.trainer = made = trainer(
+        tmp_path, privacy=privacy(seed), arguments_={"save_strategy": "no"}, callbacks=[stop]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    with pytest.raises(KeyboardInterrupt):
+        made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-0"))
+    assert made.run.steps_done == 0
+    assert counts(made) == (4 if seed is None else 0)  # with a seed they will be repeated
+    with pytest.raises(RuntimeError, match="Expected one train"):
+        made.train()
+    again = trainer(tmp_path, privacy=privacy(seed), callbacks=[stop])
+    stop.steps = [0]
+    stop.trainer = again
+    with pytest.raises(KeyboardInterrupt):  # in a process of its own
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-0"))
+    with pytest.raises(RuntimeError, match="Expected one train"):
+        again.train()
+
+
 def test_an_older_checkpoint_counts_the_releases_that_followed_it(tmp_path):
     """Each checkpoint has a journal as long as it exists."""
     first = trainer(tmp_path, privacy=privacy(None), arguments_={"save_steps": 2}, callbacks=[Stop(5)])

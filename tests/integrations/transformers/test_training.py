@@ -128,6 +128,21 @@ def test_logs_and_files_show_nothing_that_private_data_determines(tmp_path, monk
     assert list(first.callback_handler.train_dataloader) == [{}] * 12  # what callbacks see of the data
 
 
+class GoOn(TrainerCallback):
+    """Clears the flag that ends the training."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = False
+        state.max_steps = 9
+
+
+def test_a_trainer_that_does_not_stop_is_stopped_with_the_reason(tmp_path):
+    made = trainer(tmp_path, callbacks=[GoOn()], arguments_={"max_steps": 4})
+    with pytest.raises(RuntimeError, match=r"Expected the trainer to stop after step 4 of 4.*callbacks"):
+        made.train()
+    assert made.run.steps_done == 4
+
+
 def test_early_stopping_on_public_data_spends_less(tmp_path):
     ours = trainer(
         tmp_path,
