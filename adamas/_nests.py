@@ -16,23 +16,28 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     A mapping of a user's class, such as a tokenizer's batch, keeps its class. Its other attributes, which
     cannot be split into examples, become None.
     """
-    if isinstance(batch, Tensor):
+    return map_leaves(Tensor, function, batch)
+
+
+def map_leaves(kind: type | tuple[type, ...], function: Callable[[Any], Any], batch: Any) -> Any:
+    """Applies `function` to each value of a kind in a nest, as `map_tensors` does to tensors."""
+    if isinstance(batch, kind):
         return function(batch)
     if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(function, value) for key, value in batch.items()}
+        mapped = {key: map_leaves(kind, function, value) for key, value in batch.items()}
         if type(batch) is dict or not isinstance(batch, dict | UserDict):
             return mapped
         clone = copy.copy(batch)
-        slots = {name for kind in type(clone).__mro__ for name in slots_of(kind)}
+        slots = {name for base in type(clone).__mro__ for name in slots_of(base)}
         for name in slots | getattr(clone, "__dict__", {}).keys():
             if name != "data" or isinstance(clone, dict):  # where a UserDict has its items
                 setattr(clone, name, None)
         clone.update(mapped)
         return clone
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(function, value) for value in batch))
+        return type(batch)(*(map_leaves(kind, function, value) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(function, value) for value in batch)
+        return type(batch)(map_leaves(kind, function, value) for value in batch)
     return batch
 
 

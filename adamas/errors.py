@@ -1,4 +1,4 @@
-"""Defines the error classes and the warning of the package.
+"""Defines the error classes and the warnings of the package.
 
 Values out of range raise `ValueError`, objects of the wrong kind raise `TypeError`.
 """
@@ -65,3 +65,7 @@ class DistributedError(RuntimeError):
 
 class SlowEngineWarning(UserWarning):
     """The fast engine cannot follow a model: a slower one computes the same, example by example."""
+
+
+class EvaluationModeWarning(UserWarning):
+    """A model whose dropout is off, since all of it is in evaluation mode. Its privacy is the same."""

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from adamas import _validate
 from adamas._guards.collate import Apart, Collated, Sizes, is_own
+from adamas._guards.datasets import check_dataset
 from adamas._nests import check_rows, map_tensors
 from adamas._streams import global_randomness
 from adamas.distributed import rank_place
@@ -273,17 +274,7 @@ def _as_it_is(data: Any) -> Any:
 
 def dataset_length(dataset: object) -> int:
     """Returns the number of examples; raises if the data set cannot be sampled."""
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            "Expected a map-style data set, got an IterableDataset: a stream cannot be sampled at random, "
-            "so a record's chance to take part is not known. Load it into a data set with "
-            "__getitem__ and __len__."
-        )
-    if isinstance(dataset, DataLoader):
-        raise TypeError(
-            "Expected a data set, got a DataLoader: its batches were not drawn by a sampler that the "
-            "accountant knows. Pass loader.dataset, with batch_size and, if needed, collate_fn."
-        )
+    check_dataset(dataset)
     length, item = getattr(dataset, "__len__", None), getattr(dataset, "__getitem__", None)
     if length is None or item is None:
         raise TypeError(

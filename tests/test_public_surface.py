@@ -26,8 +26,10 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
+    "adamas.integrations.opacus",
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {

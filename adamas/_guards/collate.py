@@ -43,6 +43,11 @@ _MIXED = (
 _ALONE = "the example is alone in its batch"
 _BESIDE = "the other examples change, with the same random values"
 
+_OWN_GENERATOR = (
+    " If it makes a generator of its own at its first batch, as a collator of transformers does with seed=, "
+    "leave out the seed: the run seeds torch's generator for each batch."
+)
+
 Collate = Callable[[list[Any]], Any]
 
 
@@ -158,6 +163,7 @@ class Apart:
             raise UnsupportedError(
                 f"collate_fn changes {name!r}, which can carry a batch into the next one or into the loss, "
                 "where no clipping bounds it. Remove the update, and return computed values in the batch."
+                + (_OWN_GENERATOR if name.endswith(".generator") else "")
             )
 
     def _exchange(

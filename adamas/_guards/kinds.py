@@ -94,6 +94,13 @@ def made_by_hooks(module: nn.Module) -> set[str]:
     }
 
 
+def warnings_shown(value: object) -> str | None:
+    """Returns the attribute in which a tokenizer notes which warnings it has shown, some at its first use."""
+    kinds = type(value).__mro__
+    shows = any(kind.__module__ == "transformers.tokenization_utils_base" for kind in kinds)
+    return "deprecation_warnings" if shows and "deprecation_warnings" in vars(value) else None
+
+
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Returns the global variables, attributes and modules that code names, inner functions included."""

@@ -31,6 +31,7 @@ from adamas._guards.kinds import (
     is_quiet,
     made_by_hooks,
     names_in,
+    warnings_shown,
 )
 from adamas._nests import slots_of
 from adamas._streams import GENERATORS, generator_state
@@ -184,6 +185,9 @@ class Memory:
                 hidden = {*made_by_hooks(value), *_TABLES}
                 for table in _TABLES:
                     yield from self._hold_attributes(path, functools.partial(own.__getitem__, table))
+            if (shown := warnings_shown(value)) is not None:
+                hidden.add(shown)
+                self._kept.append(Values(f"{path}.{shown}", lambda: _no_flags(own[shown])))
             yield from self._hold_attributes(
                 path, (lambda: {k: v for k, v in own.items() if k not in hidden}) if hidden else lambda: own
             )
@@ -239,3 +243,7 @@ class Memory:
         kept = Named(path, read, names)
         self._kept.append(kept)
         yield from kept.children()
+
+
+def _no_flags(items: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in items.items() if not isinstance(value, bool)}

@@ -120,9 +120,9 @@ class Spending:
         self._recovered.record_later(-1, ledger, self.sampler)
         return ledger
 
-    def epsilon(self, accountant: str | None = None) -> float:
-        """Returns the epsilon spent so far."""
-        return self.complete().epsilon(self.delta, accountant or self.accountant)
+    def epsilon(self, accountant: str | None = None, *, delta: float | None = None) -> float:
+        """Returns the epsilon spent so far, at the run's delta or another one."""
+        return self.complete().epsilon(self.delta if delta is None else delta, accountant or self.accountant)
 
     def epsilon_bound(self) -> float:
         """Returns an upper bound on `epsilon()`, mostly without composing: see `EpsilonBound`."""

@@ -152,15 +152,24 @@ def empty_sums(params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
     return {p: torch.empty(p.shape, dtype=accumulation_dtype(p.dtype), device=p.device) for p in params}
 
 
+_REMEDY = (
+    'Use reduction="none", and sum or average over the axes of one example only. The loss that a model of '
+    "Hugging Face returns averages over the batch: take adamas.integrations.losses.for_model(model) instead."
+)
+
+
 def check_losses(losses: Tensor, n: int) -> Tensor:
     """Returns the losses if they are one differentiable number per example; raises otherwise."""
     if not isinstance(losses, Tensor):
-        raise TypeError(f"Expected loss(model, batch) to return a tensor, got {type(losses).__name__}.")
+        raise TypeError(
+            f"Expected loss(model, batch) to return a tensor of one loss per example, got "
+            f"{type(losses).__name__}. {_REMEDY}"
+        )
     if losses.shape != (n,):
         raise UnsupportedError(
             "Expected loss(model, batch) of shape (n,), one loss per example, got "
             + ("a scalar" if losses.dim() == 0 else f"{losses.dim()} axes, or another length")
-            + '. Use reduction="none", and sum or average over the axes of one example only.'
+            + f". {_REMEDY}"
         )
     if not losses.requires_grad:
         raise UnsupportedError(

@@ -73,7 +73,8 @@ def compare_padded(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[An
         raise UnsupportedError(
             "loss(model, batch) depends on how far an example is padded, so that the longest example of a "
             "batch changes the gradients of the others, which no clipping bounds. Mask the padding in every "
-            "layer and in the loss, or let collate_fn pad all batches to one length."
+            "layer and in the loss, pad texts at their ends (tokenizer.padding_side = 'right'), or let "
+            "collate_fn pad all batches to one length."
         )
 
 

@@ -30,11 +30,16 @@ def check_no_graph(dataset: object, model: object, loss: object) -> None:
         given["dataset"] = dataset
     for name, value in given.items():
         for found in _held(value):
-            if isinstance(found, Graph | Neighborhoods) or _is_of_pyg(found) or hasattr(found, MARK):
+            if isinstance(found, Graph | Neighborhoods) or _is_of_pyg(found) or _is_marked(found):
                 where = "" if found is value else f" that holds a {type(found).__name__} of a graph"
                 raise TypeError(
                     f"Expected {name} without a graph, got a {type(value).__name__}{where}: {_REMEDY}"
                 )
+
+
+def _is_marked(value: object) -> bool:
+    """Tells whether a tensor was read from terms. Objects of other classes may claim every attribute."""
+    return isinstance(value, Tensor) and hasattr(value, MARK)
 
 
 def _is_of_pyg(value: object) -> bool:

@@ -69,9 +69,9 @@ class Accounted:
         """What all runs on the data set spend together; None for no such ledger."""
         return self._spending.data_ledger
 
-    def epsilon(self, accountant: str | None = None) -> float:
-        """Returns the epsilon spent so far, at the run's delta."""
-        return self._spending.epsilon(accountant)
+    def epsilon(self, accountant: str | None = None, *, delta: float | None = None) -> float:
+        """Returns the epsilon spent so far, at the run's delta or another one."""
+        return self._spending.epsilon(accountant, delta=delta)
 
     def epsilon_bound(self) -> float:
         """Returns an upper bound on `epsilon()` that is cheap enough for every step.

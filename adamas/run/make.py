@@ -19,6 +19,8 @@ from adamas.callbacks.base import Callback
 from adamas.distributed import Distributed, raises_together
 from adamas.engines import FAST, Loss
 from adamas.errors import SlowEngineWarning
+from adamas.run.accelerated import plain_rule, plain_scheduler
+from adamas.run.arguments import warn_if_evaluating
 from adamas.run.calibration import calibrated, spent_before
 from adamas.run.checkpoint import Checkpoints, load
 from adamas.run.loop import PrivateRun
@@ -69,10 +71,12 @@ def make_private(
 
     Args:
         model: Any module. It is not wrapped, and only the values of its parameters change.
-        rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`.
+        rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`. Of one that
+            `accelerator.prepare` returned, the run steps the rule inside.
         dataset: A map-style data set: `__len__` and `__getitem__`. For nodes of a graph,
             `adamas.graphs.NodeTerms`.
-        loss: `loss(model, batch)`, one loss per example, shape `(n,)`.
+        loss: `loss(model, batch)`, one loss per example, shape `(n,)`. For a model of Hugging Face,
+            `adamas.integrations.losses.for_model(model)`.
         batch_size: Expected number of examples of a step, and the divisor of the sum.
         delta: The delta of the guarantee, below 1/N.
         epochs: Passes over the data, ceil(N/batch_size) steps each; or give `steps`.
@@ -150,9 +154,9 @@ def make_private(
         >>> round(run.epsilon(), 2), bool((model(x).argmax(1) == data.tensors[1]).float().mean() > 0.9)
         (3.85, True)
     """
-    given = locals()
+    given = locals() | {"scheduler": plain_scheduler(scheduler)}
     options = RunOptions(**{one.name: given[one.name] for one in fields(RunOptions)})
-    arguments = validated(model, rule, dataset, loss, options)
+    arguments = validated(model, plain_rule(rule), dataset, loss, options)
     probes = probed(arguments)
     if probes.refusal is not None:
         warnings.warn(
@@ -161,6 +165,7 @@ def make_private(
             SlowEngineWarning,
             stacklevel=3,  # over the wrapper
         )
+    warn_if_evaluating(model)
     return made(arguments, probes, calibrated(arguments))
 
 

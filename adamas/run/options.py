@@ -13,6 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import Sampler
 
 from adamas import _validate
 from adamas.accounting.data_ledger import DataLedger
@@ -173,6 +174,12 @@ class RunOptions(TrainingOptions):
             raise TypeError(f"Expected raw={self.raw!r} to be True or False.")
 
     def _check_sampling(self) -> None:
+        if isinstance(self.sampling, Sampler):
+            raise TypeError(
+                f"Expected sampling to be a name, got the sampler {type(self.sampling).__name__}, which has "
+                f"no accounting. Choose one of {', '.join(SAMPLINGS)}. Weights of classes belong into the "
+                "loss."
+            )
         _validate.one_of(SAMPLINGS, sampling=self.sampling)
         if (self.max_batch_size is not None) != (self.sampling == "truncated-poisson"):
             raise ValueError(

@@ -20,6 +20,7 @@ from adamas.loading import Loader
 from adamas.noise import Noise
 from adamas.privatize import PrivateGradient
 from adamas.rules.base import Rule
+from adamas.run.accelerated import plain_rule
 from adamas.run.accounted import Accounted
 from adamas.run.preconditions import check_parameters
 from adamas.run.randomness import model_randomness
@@ -77,6 +78,7 @@ class RunParts(Accounted):
 
     @rule.setter
     def rule(self, rule: torch.optim.Optimizer) -> None:
+        rule = plain_rule(rule)
         check_parameters(self.model, rule)
         if self.scheduler is not None and self.scheduler.optimizer is not rule:
             raise ValueError(

@@ -60,7 +60,8 @@ def check_whole(model: nn.Module) -> None:
         ):
             raise UnsupportedError(
                 f"{name or 'the model'} is wrapped by {kind}, which would average or shard gradients before "
-                "they are clipped. Pass the plain module, on every rank, with distributed=True."
+                "they are clipped. Pass the plain module, on every rank, with distributed=True: it "
+                "is model.module, or accelerator.unwrap_model(model)."
             )
     sharded = sys.modules.get("torch.distributed.tensor")  # slow to import; no DTensor exists before
     for name, p in model.named_parameters():

@@ -17,6 +17,7 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.loading import Batch, Loader
 from adamas.run.randomness import model_randomness
+from adamas.run.trials import computing, joining
 from adamas.run.validation import Validated
 from adamas.sampling import Draw
 
@@ -43,10 +44,13 @@ def probed(arguments: Validated) -> Probed:
     n = arguments.sampler.dataset_size
     with unchanged(model, loss), model_randomness(arguments.seed, 0):
         size = min(n, options.micro_batch_size or options.batch_size, MOST_EXAMPLES)
-        check_collate(loader, np.linspace(0, n - 1, size).astype(int).tolist())
         rows = np.arange(min(n, PROBE_EXAMPLES))
-        sample = loader.check(loader.fetch(rows), rows)
-        check_loss(model, loss, sample)
+        with joining(loader):
+            check_collate(loader, np.linspace(0, n - 1, size).astype(int).tolist())
+            joined = loader.fetch(rows)
+        sample = loader.check(joined, rows)
+        with computing(model, sample):
+            check_loss(model, loss, sample)
         spread = np.linspace(0, n - 1, min(n, PADDED_EXAMPLES)).astype(int)
         for micro in Batch(0, Draw(spread), loader, None).micro_batches():
             padded = padded_and_alone(micro.data, micro.sizes, PADDED_EXAMPLES)

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset
 
+from adamas._guards.datasets import check_dataset
 from adamas._streams import Seed
 from adamas._words import rounded_up
 from adamas.accounting.data_ledger import DataLedger
@@ -18,6 +19,7 @@ from adamas.engines import Loss
 from adamas.graphs import NodeTerms
 from adamas.graphs.guard import check_no_graph
 from adamas.loading import dataset_length
+from adamas.run.arguments import check_types
 from adamas.run.options import RunOptions, check_needs_no_metric
 from adamas.run.preconditions import check_modules, check_parameters, check_whole
 from adamas.run.rule_state import RuleState
@@ -61,7 +63,9 @@ def validated(
 ) -> Validated:
     """Checks the arguments of `make_private` against one another."""
     ranks = Ranks.of(options.distributed)
-    _check_types(model, rule, loss)
+    check_types(model, rule, loss)
+    if not isinstance(dataset, NodeTerms):
+        check_dataset(dataset)
     check_no_graph(dataset, model, loss)
     n = dataset.protected_nodes if isinstance(dataset, NodeTerms) else dataset_length(dataset)
     if options.delta >= 1 / n and not options.allow_large_delta:
@@ -106,19 +110,6 @@ def check_scheduler(scheduler: object, rule: torch.optim.Optimizer) -> LRSchedul
     if scheduler.optimizer is not rule:
         raise ValueError("Expected scheduler to be built on the rule that the run uses.")
     return scheduler
-
-
-def _check_types(model: object, rule: object, loss: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
-    if not isinstance(rule, torch.optim.Optimizer):
-        raise TypeError(f"Expected rule to be a torch.optim.Optimizer, got {type(rule).__name__}.")
-    if isinstance(rule, torch.optim.LBFGS):
-        raise TypeError(
-            "Expected a rule that needs one gradient per step, got LBFGS, which asks for several."
-        )
-    if not callable(loss):
-        raise TypeError(f"Expected loss to be a function loss(model, batch), got {loss!r}.")
 
 
 def _check_no_other_run(options: RunOptions) -> None:

@@ -15,10 +15,7 @@ NEEDS = {
 
 def is_missing(package: str) -> bool:
     """Tells whether a package is not installed. One that is installed and broken is not missing."""
-    try:
-        return find_spec(package) is None
-    except ModuleNotFoundError:  # hidden by `hidden_packages`
-        return True
+    return find_spec(package) is None
 
 
 def modules_left_out() -> dict[str, str]:

@@ -1,0 +1,146 @@
+"""The optimizer of a private loop: it steps on releases only."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamas.privatize import PrivateGradient
+
+
+class Gate:
+    """Lets an optimizer step once for each release, on gradients that nobody has changed.
+
+    Use `Gate.of`: an optimizer has one gate, which stays.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._release: PrivateGradient | None = None
+        self._written: dict[Tensor, tuple[Tensor, int]] = {}
+        optimizer.register_step_pre_hook(lambda *_: self._pass())
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> "Gate":
+        """Returns the gate of an optimizer, which from now on steps on releases only."""
+        if optimizer not in _gates:
+            _gates[optimizer] = cls(optimizer)
+        return _gates[optimizer]
+
+    def write(self, release: PrivateGradient) -> None:
+        """Takes the release of the next step, and writes a copy into `p.grad` of each parameter."""
+        self._release = release
+        self._written = {}
+        for p in self._parameters():
+            p.grad = release.mean[p].to(p.dtype, copy=True) if p in release.mean else None
+            if p.grad is not None:
+                self._written[p] = p.grad, p.grad._version
+
+    def _parameters(self) -> Iterator[Tensor]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return (p for group in optimizer.param_groups for p in group["params"])
+
+    def _pass(self) -> None:
+        """Hands the release to the optimizer, before its step."""
+        release, self._release = self._release, None
+        written, self._written = self._written, {}
+        if release is None:
+            raise RuntimeError(
+                "optimizer.step() needs a fresh release. Call loss.backward() on the loss of the current "
+                "batch before each step; gradients of plain tensors are not private."
+            )
+        for p in self._parameters():
+            gradient, version = written.get(p, (None, 0))
+            if p.grad is None and gradient is not None:
+                raise RuntimeError(
+                    "optimizer.step() found a parameter whose gradient is None: zero_grad() was called after "
+                    "loss.backward(). Call it before."
+                )
+            if p.grad is not gradient or (gradient is not None and gradient._version != version):
+                raise RuntimeError(
+                    "optimizer.step() found a gradient that is not the release's any more: a backward() of "
+                    "plain tensors, clip_grad_norm_ or another change reached p.grad after loss.backward(), "
+                    "so it may not be private. Leave p.grad alone between loss.backward() and step()."
+                )
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        release.write_to(optimizer)
+
+
+_gates: "weakref.WeakKeyDictionary[torch.optim.Optimizer, Gate]" = weakref.WeakKeyDictionary()
+
+
+class PrivateOptimizer(torch.optim.Optimizer):
+    """The user's optimizer, with the names that scripts for Opacus read.
+
+    It shares groups, state and defaults with the user's optimizer, and offers its other attributes.
+
+    Attributes:
+        original_optimizer: The user's optimizer.
+        noise_multiplier: Standard deviation of the noise on a sum of sensitivity 1.
+        max_grad_norm: Radius to which an example's gradient is clipped.
+        expected_batch_size: The divisor of the sum.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: int,
+    ) -> None:
+        # torch's own constructor would make groups and a state beside those of the user's optimizer.
+        self.original_optimizer = optimizer
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.expected_batch_size = expected_batch_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "original_optimizer":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.original_optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({self.original_optimizer!r})"
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of parameters of the user's optimizer."""
+        return self.original_optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the user's optimizer."""
+        return self.original_optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The defaults of the user's optimizer."""
+        return self.original_optimizer.defaults
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Updates the parameters with the last release, once. A closure is called first."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        self.original_optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, as torch does. The next release replaces them anyway."""
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters to the user's optimizer."""
+        self.original_optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the user's optimizer."""
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state. The next release then raises: use `PrivacyEngine.load_checkpoint`."""
+        self.original_optimizer.load_state_dict(state_dict)
