@@ -4,7 +4,9 @@ from tests.support.optional_modules import modules_left_out
 
 _LEFT_OUT = modules_left_out()
 
-collect_ignore = [module.replace(".", "/") + ".py" for module in _LEFT_OUT]
+collect_ignore = [
+    module.replace(".", "/") + ending for module in _LEFT_OUT for ending in (".py", "/__init__.py")
+]
 
 
 def pytest_report_header() -> list[str]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from adamas.run.checkpoint import load
     from adamas.run.loop import PrivateRun
     from adamas.run.make import make_private
+    from adamas.suggestions import Suggestion, suggest
 
 __all__ = [
     "BudgetError",
@@ -40,6 +41,7 @@ __all__ = [
     "Ledger",
     "PrivateGradient",
     "PrivateRun",
+    "Suggestion",
     "UnsupportedError",
     "__version__",
     "calibrate",
@@ -54,6 +56,7 @@ __all__ = [
     "queries",
     "rules",
     "sampling",
+    "suggest",
     "theory",
 ]
 
@@ -65,11 +68,13 @@ _HOMES = {
     "Ledger": "accounting.ledger",
     "PrivateGradient": "privatize",
     "PrivateRun": "run.loop",
+    "Suggestion": "suggestions",
     "UnsupportedError": "errors",
     "calibrate": "accounting",
     "clipped_sum": "clip",
     "load": "run.checkpoint",
     "make_private": "run.make",
+    "suggest": "suggestions",
 }
 
 

@@ -43,7 +43,7 @@ LAYERS = [
     # Fine-tuning prepares models for a run.
     ["finetune"],
     # Settings for a training, from its sizes and budget.
-    ["suggest"],
+    ["suggestions"],
     # The public names of the library.
     [""],
     # Losses of each example for models of other libraries, and the loops of those libraries.

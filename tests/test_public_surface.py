@@ -11,6 +11,7 @@ import pytest
 import adamas
 from adamas.engines import ENGINES
 from adamas.rules import RULES
+from tests.support.optional_modules import is_missing
 
 PACKAGES = [
     "adamas",
@@ -26,10 +27,12 @@ PACKAGES = [
     "adamas.experiment",
     "adamas.federated",
     "adamas.finetune",
+    "adamas.suggestions",
     "adamas.integrations.losses",
     "adamas.models",
     "adamas.data",
     "adamas.integrations.opacus",
+    *([] if is_missing("pandas") else ["adamas.tabular"]),
 ]
 # (package, name) -> why it has no docstring
 WITHOUT_DOCSTRING = {

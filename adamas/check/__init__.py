@@ -9,6 +9,7 @@ model         whether each example's gradient is right, and depends on no other 
 nodes         how many terms a node of a graph changes, and how far they move a release
 state         whether a forward or a release leaves state behind
 parameters    whether only real parameters of the model train
+unusable      whether there is an example with a finite gradient
 
 draws and full_batch load the examples, measures compares, replay releases them, base is shared by all.
 """
@@ -32,6 +33,7 @@ from adamas.check.replay import MakeRun
 from adamas.check.sampling import independence, rate, sizes
 from adamas.check.sensitivity import empty_batch, large_example, nan_example, sensitivity
 from adamas.check.state import frozen_parameters, state
+from adamas.check.unusable import Unusable, count_unusable, usable_examples
 from adamas.errors import UnsupportedError
 
 _REPORT = "This is a defect of adamas or of a change to it: please report it."
@@ -71,6 +73,12 @@ CHECKS: list[Check] = [
         "state between batches",
         "Write to no buffer, parameter or attribute in forward or loss; stop running statistics by .eval().",
         state,
+    ),
+    Check(
+        "usable examples",
+        "Look for NaN or infinite inputs and targets, such as an empty column; adamas.check.count_unusable "
+        "counts them. Fill in missing values by a public constant.",
+        usable_examples,
     ),
     Check("planted nodes", _REPORT, planted_nodes),
     Check("empty batch", _REPORT, empty_batch),
@@ -163,4 +171,14 @@ def _looked(one: Check, replay: Replay) -> Row:
     return Row(one.name, verdict, seen, one.remedy if verdict == FAIL else "")
 
 
-__all__ = ["CHECKS", "FAIL", "NOT_APPLICABLE", "PASS", "Check", "Row", "check"]
+__all__ = [
+    "CHECKS",
+    "FAIL",
+    "NOT_APPLICABLE",
+    "PASS",
+    "Check",
+    "Row",
+    "Unusable",
+    "check",
+    "count_unusable",
+]

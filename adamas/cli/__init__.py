@@ -12,7 +12,8 @@ from adamas.cli.app import app
 
 # isort: off
 # In the order of the commands in the help.
-from adamas.cli import training, budgets, checks, federated, tables, calculators  # noqa: F401
+from adamas.cli import training, suggestions, table_options, budgets, checks  # noqa: F401
+from adamas.cli import federated, tables, calculators  # noqa: F401
 # isort: on
 
 

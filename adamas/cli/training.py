@@ -10,12 +10,16 @@ import typer
 from rich.console import Console
 
 from adamas import _validate
+from adamas.cli import table_options
 from adamas.cli.app import DataName, Json, ModelName, app, assignments, print_json, shown_bound
 from adamas.cli.options import split_options, takes_run_options
 from adamas.data import DATASETS, VALIDATION
 from adamas.models import MODELS
 from adamas.rules import RULES
 
+TrainedData = Annotated[
+    str, typer.Option(help=f"A table's file that ends in .csv or .parquet; or one of: {', '.join(DATASETS)}.")
+]
 RuleName = Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")]
 _GIVEN = ("name", "input_shape", "classes")  # arguments that follow from other options
 DataOption = Annotated[
@@ -33,10 +37,15 @@ Hops = Annotated[int | None, typer.Option(help="For graphs: how many messages aw
 @app.command()
 @takes_run_options(batch_size=256, delta=1e-5)
 def train(
-    data: DataName = "digits",
-    model: ModelName = "mlp",
+    data: TrainedData = "digits",
+    model: Annotated[
+        str | None, typer.Option(help=f"One of: {', '.join(MODELS)}; mlp, or linear for a table.")
+    ] = None,
     rule: RuleName = "adam-bc",
-    lr: Annotated[float | None, typer.Option(help="Learning rate; the rule's default if not given.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate; the rule's default, or that for tables, if not given."),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
     ] = None,
@@ -45,8 +54,25 @@ def train(
     max_degree: MaxDegree = None,
     hops: Hops = None,
     schedule: Annotated[
-        str, typer.Option(help="Learning-rate schedule: constant, linear or cosine.")
-    ] = "constant",
+        str | None,
+        typer.Option(
+            help="Learning-rate schedule: constant, linear or cosine; constant, or linear for a table."
+        ),
+    ] = None,
+    schema: table_options.Schema = None,
+    target: table_options.Target = None,
+    classes: table_options.Classes = None,
+    target_bounds: table_options.TargetBounds = None,
+    bounds: table_options.Bounds = None,
+    categories: table_options.Categories = None,
+    test_file: table_options.TestFile = None,
+    test_fraction: table_options.TestFraction = None,
+    count_unusable: Annotated[
+        bool,
+        typer.Option(
+            "--count-unusable", help="Count training examples without a finite gradient first. NOT PRIVATE."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for result.json, model.safetensors and ledger.json; one training each."),
@@ -63,26 +89,50 @@ def train(
 ) -> None:
     """Train a private model and write its result, weights and ledger."""
     # The import is late so that the calculators start without it.
+    from adamas.experiment.tables import is_table, told
     from adamas.experiment.training import RESULT, Settings, train_and_save
 
     held, others = split_options(options)
+    table, usual = table_options.defaults_for(
+        table_options.TableFlags(
+            schema, target, classes, target_bounds, bounds, categories, test_file, test_fraction
+        ),
+        *(data, rule),
+        length=held["epochs"] is not None or held["steps"] is not None,
+        lr=lr is not None or any(text.startswith("lr=") for text in set_ or []),
+    )
+    model = model or usual["model"]
+    if table is None:
+        sources = task_options(data, model, data_option, model_option, max_degree, hops)
+    elif data_option or max_degree is not None or hops is not None:
+        raise ValueError("Expected no --data-option, --max-degree or --hops for a table, got one.")
+    else:
+        sources = {"data_options": table, "model_options": model_options(model, model_option)}
     settings = Settings(
         data=data,
         model=model,
         rule=rule,
-        rule_options=rule_options(rule, set_, lr),
-        **task_options(data, model, data_option, model_option, max_degree, hops),
-        schedule=schedule,
-        **held,
+        rule_options=rule_options(rule, set_, usual.get("lr", lr)),
+        **sources,
+        schedule=schedule or usual["schedule"],
+        **(held | ({"epochs": usual["epochs"]} if "epochs" in usual else {})),
     )
     resume = others["resume"]
     if resume and out is None:
         raise ValueError("Expected --out with --resume: the folder of the run to continue.")
     if out is None:
-        out = Path("runs") / f"{data.replace('/', '-')}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
+        stem = Path(data.removesuffix(VALIDATION)).stem if is_table(data) else data.replace("/", "-")
+        out = Path("runs") / f"{stem}-{model}-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
     diagnose = diagnose or diagnose_every is not None
     finished = resume and (out / RESULT).exists()
-    result = train_and_save(settings, out, diagnose=diagnose, diagnose_every=diagnose_every, **others)
+    result = train_and_save(
+        settings,
+        out,
+        diagnose=diagnose,
+        diagnose_every=diagnose_every,
+        unusable=_show_unusable if count_unusable else None,
+        **others,
+    )
     if as_json:
         print_json(result)
         return
@@ -94,8 +144,12 @@ def train(
     paid = f"(delta {settings.delta:g}, {settings.accountant})"
     console.print(f"epsilon         {shown_bound(result['epsilon'])}  {paid}")
     # The words stand below one another.
-    name = "held out      " if data.endswith(VALIDATION) else "test accuracy "
-    console.print(f"{name}  {result['test_accuracy']:.2%}")
+    if "test_scores" in result:
+        for name, words in told(result["test_scores"]):
+            console.print(f"{name:14}  {words}")
+    else:
+        name = "held out      " if data.endswith(VALIDATION) else "test accuracy "
+        console.print(f"{name}  {result['test_accuracy']:.2%}")
     clipped = f"x clip norm {settings.clip_norm:g}"
     console.print(f"noise           {result['noise_multiplier']:g}  {clipped}, {result['noise']}")
     console.print(f"steps           {result['steps']}  in {result['seconds']:.1f} s")
@@ -103,6 +157,10 @@ def train(
     console.print(f"files           {out}/{', '.join(files)}", soft_wrap=True)
     if settings.seed is not None:
         console.print(f"note            {result['note']}", soft_wrap=True)
+
+
+def _show_unusable(counted: Any) -> None:
+    Console(highlight=False, stderr=True).print(f"unusable        {counted}", soft_wrap=True)
 
 
 @app.command()
@@ -178,6 +236,13 @@ def task_options(
     if max_degree is not None and "max_degree" not in made["data_options"]:
         raise ValueError(f"Expected --max-degree for a graph only, and data={data!r} is none.")
     return made
+
+
+def model_options(model: str, texts: list[str] | None) -> dict[str, Any]:
+    """Parses NAME=VALUE texts into arguments of a model."""
+    _validate.one_of(MODELS, model=model)
+    known = [one for one in inspect.signature(MODELS[model]).parameters if one not in _GIVEN]
+    return assignments(known, texts or [], option="--model-option")
 
 
 def rule_options(rule: str, texts: list[str] | None, lr: float | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Data sets as tensors, with a public way to hold out a validation set."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,13 +13,23 @@ from adamas.loading import Rows
 
 @dataclass(frozen=True)
 class Data:
-    """Training and test examples of a classification task, as `(input, label)` tensors."""
+    """Training and test examples of a task, as `(input, label)` tensors.
+
+    Attributes:
+        name: Its name.
+        train: The examples to train on. An input of NaN stands for an example without a known label.
+        test: The examples to score.
+        input_shape: The shape of an input.
+        classes: The number of classes; 1 if the label is a number.
+        target_bounds: For a label that is a number: what its values -1 and 1 stand for.
+    """
 
     name: str
     train: TensorDataset | Rows
     test: TensorDataset | Rows
     input_shape: tuple[int, ...]
     classes: int
+    target_bounds: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def with_validation(self, share: float = 0.1) -> "Data":
         """Returns the same task for choosing hyperparameters: a held-out part of `train` becomes `test`.
@@ -46,12 +56,11 @@ class Data:
                 "would be held out."
             )
         order = _public_order(size)
-        return Data(
+        return replace(
+            self,
             name=f"{self.name}/validation",
             train=_take(self.train, order[held_out:]),
             test=_take(self.train, order[:held_out]),
-            input_shape=self.input_shape,
-            classes=self.classes,
         )
 
 

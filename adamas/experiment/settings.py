@@ -1,20 +1,18 @@
 """The settings of a training: names of data, model and rule, and the options of the run."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-
 from adamas import _validate
 from adamas._streams import Seed
 from adamas.data import DATASETS, VALIDATION
+from adamas.experiment.tables import is_table, source
 from adamas.models import MODELS
 from adamas.rules import RULES
-from adamas.run.options import SchedulerFactory, TrainingOptions
+from adamas.run.options import TrainingOptions
+from adamas.run.schedules import SCHEDULES, scheduler_of
 from adamas.secure_noise import NOISES, SecureNoise
 
 MODEL, LEDGER, RESULT = "model.safetensors", "ledger.json", "result.json"
@@ -28,13 +26,6 @@ CHECKPOINT, SETTINGS = "checkpoint.safetensors", "settings.json"
 
 JOURNAL = CHECKPOINT + ".journal"
 """The journal of that checkpoint."""
-
-SCHEDULES: dict[str, Callable[[float], float] | None] = {
-    "constant": None,
-    "linear": lambda done: 1 - done,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-}
-"""Learning-rate schedules by name: the factor of the rate after a share of the steps."""
 
 _POSITIONAL = ("params", "input_shape", "classes")  # given by the caller, not by the user
 
@@ -59,25 +50,28 @@ class Settings(TrainingOptions, _Task):
     The options of a run, such as `epsilon`, are those of `make_private`, and are inherited.
 
     Attributes:
-        data: A name in `adamas.data.DATASETS`; NAME/validation holds training examples out.
+        data: A name in `adamas.data.DATASETS`, or a table's file that ends in .csv or .parquet;
+            NAME/validation holds training examples out.
         model: A name in `adamas.models.MODELS`.
         rule: A name in `adamas.rules.RULES`.
         rule_options: Arguments of the rule.
         data_options: Arguments of the data set.
         model_options: Arguments of the model.
-        schedule: A name in `SCHEDULES`.
+        schedule: A name in `adamas.run.schedules.SCHEDULES`.
     """
 
     def __post_init__(self) -> None:
-        _validate.one_of(DATASETS, data=self.data.removesuffix(VALIDATION))
+        name = self.data.removesuffix(VALIDATION)
+        if not is_table(name):
+            _validate.one_of(DATASETS, data=name)
         _validate.one_of(MODELS, model=self.model)
         _validate.one_of(RULES, rule=self.rule)
-        for factory, name in (
-            (DATASETS[self.data.removesuffix(VALIDATION)], "data_options"),
+        for factory, options in (
+            (source(name), "data_options"),
             (MODELS[self.model], "model_options"),
             (RULES[self.rule], "rule_options"),
         ):
-            check_option_names(name, getattr(self, name), factory)
+            check_option_names(options, getattr(self, options), factory)
         _validate.one_of(SCHEDULES, schedule=self.schedule)
         _validate.one_of(NOISES, noise=self.noise)
         Seed(self.seed, secure=self.noise == SecureNoise.name)
@@ -85,7 +79,7 @@ class Settings(TrainingOptions, _Task):
     def run_options(self) -> dict[str, Any]:
         """Returns the options of the run, for `make_private`."""
         options = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
-        return options | {"scheduler": _scheduler(SCHEDULES[self.schedule])}
+        return options | {"scheduler": scheduler_of(self.schedule)}
 
 
 def check_option_names(name: str, options: Mapping[str, Any], factory: Callable[..., Any]) -> None:
@@ -96,18 +90,8 @@ def check_option_names(name: str, options: Mapping[str, Any], factory: Callable[
         options: The options by name.
         factory: Takes them as arguments.
     """
-    known = [option for option in inspect.signature(factory).parameters if option not in _POSITIONAL]
+    positional = () if name == "data_options" else _POSITIONAL
+    known = [option for option in inspect.signature(factory).parameters if option not in positional]
     for option in options:
         if option not in known:
             raise ValueError(f"Expected {name} among {known}, got {option!r}.")
-
-
-def _scheduler(shape: Callable[[float], float] | None) -> SchedulerFactory | None:
-    """Makes the scheduler of a schedule, once the number of steps is known."""
-    if shape is None:
-        return None
-
-    def made(rule: Optimizer, steps: int) -> LambdaLR:
-        return LambdaLR(rule, lambda step: shape(step / steps))
-
-    return made

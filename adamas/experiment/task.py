@@ -12,6 +12,7 @@ from adamas._streams import Seed
 from adamas.data import VALIDATION, Data, load, minilm_files
 from adamas.experiment.activations import on_activations
 from adamas.experiment.settings import Settings
+from adamas.experiment.tables import is_table, source
 from adamas.loading import Rows
 from adamas.models import MODELS
 
@@ -31,7 +32,7 @@ def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Modul
         data, or their activations if a frozen part comes first.
     """
     name = settings.data.removesuffix(VALIDATION)
-    data = load(name, **settings.data_options)
+    data = source(name)(**settings.data_options) if is_table(name) else load(name, **settings.data_options)
     whole = initial_model(settings, data)
     model, data = on_activations(whole, data)
     return whole, model, data if name == settings.data else data.with_validation()
@@ -64,6 +65,13 @@ def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """Computes one loss per example of a classifier."""
     *inputs, labels = batch
     return F.cross_entropy(model(*_in_full(inputs)), labels, reduction="none")
+
+
+def squared_error(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """Computes one loss per example of a model with one output."""
+    *inputs, labels = batch
+    errors: Tensor = model(*_in_full(inputs))[:, 0] - labels
+    return errors.square()
 
 
 def _in_full(inputs: Sequence[Tensor]) -> list[Tensor]:

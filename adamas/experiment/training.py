@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from adamas._storage.archive import write_tensors
 from adamas._storage.files import own_folder, replace_text
 from adamas._storage.results import Write, json_writer, text_writer, write_results
 from adamas._version import __version__
+from adamas.check import Unusable, count_unusable
 from adamas.data import Data
 from adamas.experiment.settings import (
     CHECKPOINT,
@@ -23,15 +25,23 @@ from adamas.experiment.settings import (
     LEDGER,
     MODEL,
     RESULT,
-    SCHEDULES,
     SETTINGS,
     Settings,
 )
-from adamas.experiment.task import PUBLISHED_WEIGHTS, accuracy, cross_entropy, initial_model, task
+from adamas.experiment.tables import check_has_rows, is_table, table_scores
+from adamas.experiment.task import (
+    PUBLISHED_WEIGHTS,
+    accuracy,
+    cross_entropy,
+    initial_model,
+    squared_error,
+    task,
+)
 from adamas.rules import RULES
 from adamas.run.checkpoint import Checkpoints
 from adamas.run.loop import PrivateRun
 from adamas.run.make import make_private
+from adamas.run.schedules import SCHEDULES
 from adamas.run.statement import SEED_WARNING
 
 __all__ = [
@@ -68,6 +78,7 @@ def train_and_save(
     checkpoint_every: int | None = None,
     resume: bool = False,
     elsewhere: bool = True,
+    unusable: Callable[[Unusable], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Trains as the settings say, writes the files into `out`, and returns the result.
@@ -87,6 +98,8 @@ def train_and_save(
             result.
         elsewhere: Whether files that `out` cannot take at the end are kept in a new folder under the
             system's temporary directory.
+        unusable: Called before the first step with the number of training examples without a finite
+            gradient, which is not private; None does not count them.
         options: Other options of `make_private` that do not change the result, such as `progress` and
             `data_ledger`.
 
@@ -115,9 +128,13 @@ def train_and_save(
             return _finished_before(settings, out)
         _check_folder(settings, out, resume)
         whole, model, data = task(settings)
+        if is_table(settings.data):
+            check_has_rows(data)
         if checkpoint_every is not None:
             options |= {"checkpoint": out / CHECKPOINT, "checkpoint_every": checkpoint_every}
         run = private_run(settings, model, data, resume=resume, **options)
+        if unusable is not None:
+            unusable(count_unusable(run))
         if checkpoint_every is not None:
             replace_text(out / SETTINGS, json.dumps(asdict(settings), indent=2) + "\n")
         start = time.perf_counter()
@@ -266,12 +283,15 @@ def _result(run: PrivateRun, settings: Settings, data: Data) -> dict[str, Any]:
         "noise": run.noise.name,
         "sampling_rate": run.loader.sampler.rate,
         "steps": run.steps_done,
-        "test_accuracy": accuracy(run.model, data.test),
+        "test_accuracy": None if data.target_bounds is not None else accuracy(run.model, data.test),
         "engine": run.engine,
         "privacy": run.privacy_statement() + _READS_TRAINING_NODES * (neighbors == "all"),
         "settings": asdict(settings),
         "version": __version__,
     }
+    if is_table(settings.data):
+        result["test_scores"] = table_scores(run.model, data)
+        result["test_rows"] = len(data.test)
     if settings.seed is not None:
         result["note"] = SEED_WARNING
     return result
@@ -287,4 +307,5 @@ def private_run(settings: Settings, model: nn.Module, data: Data, **options: Any
         options: Other options of `make_private`, which do not change the result.
     """
     rule = RULES[settings.rule](model.parameters(), **settings.rule_options)
-    return make_private(model, rule, data.train, cross_entropy, **settings.run_options(), **options)
+    loss = cross_entropy if data.target_bounds is None else squared_error
+    return make_private(model, rule, data.train, loss, **settings.run_options(), **options)

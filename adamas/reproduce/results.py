@@ -198,7 +198,7 @@ def resolved_options(settings: Settings | FederatedSettings) -> dict[str, Any]:
     Example:
         >>> sgd = Settings(data="digits", model="linear", rule="sgd", batch_size=8, delta=1e-5)
         >>> resolved_options(sgd)
-        {'rule.lr': 0.1, 'rule.momentum': 0.0, 'rule.weight_decay': 0.0}
+        {'rule.lr': 1.0, 'rule.momentum': 0.0, 'rule.weight_decay': 0.0}
     """
     result: dict[str, Any] = {}
     method: tuple[str, type, dict[str, Any]]

@@ -39,7 +39,7 @@ class AdaClip(CoordinateScale):
 
     Args:
         params: All parameters of a model, named or in groups: the scale sums over them.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the mean and of the variance.
         h1: Lower bound on the variance of a coordinate.
         h2: Upper bound.
@@ -63,7 +63,7 @@ class AdaClip(CoordinateScale):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 10.0,
         betas: tuple[float, float] = (0.9, 0.9),
         h1: float = 1e-9,
         h2: float = 1e-6,

@@ -33,7 +33,7 @@ class AdaDPS(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default does not come from trials.
         decay: rho, of the public gradients' squares.
         eps: epsilon, inside the root.
         momentum: mu of a buffer :math:`b_t = \mu b_{t-1} + w_t` that replaces w in (3).

@@ -20,7 +20,7 @@ class Adam(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
         eps_placement: "outside" adds eps to the root, as implementations do; "inside" takes
@@ -40,7 +40,7 @@ class Adam(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         eps_placement: str = "outside",

@@ -27,7 +27,7 @@ class AdamBC(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         floor: gamma', the smallest value under the root. It sets the step size of every coordinate whose
             gradient is hidden by the noise, often more than half of them. So it is a hyperparameter of the
@@ -55,7 +55,7 @@ class AdamBC(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         correction: float = 1.0,

@@ -22,7 +22,7 @@ class AdamWBC(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         floor: gamma', see `AdamBC`. The paper uses 5e-8 on CIFAR-10 and 1e-8 on QNLI.
         weight_decay: lambda.
@@ -41,7 +41,7 @@ class AdamWBC(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         weight_decay: float = 1e-2,

@@ -35,7 +35,7 @@ class DP2RMSProp(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate of the first phase, eta_1.
+        lr: Learning rate of the first phase, eta_1. The defaults of both rates do not come from trials.
         lr2: Learning rate of the second phase, eta_2. A schedule that moves `lr` moves it in proportion.
         period: s, the length of each phase.
         clip_ratio: C_2/C_1: clip norm of the second phase, relative to the run's clip norm.

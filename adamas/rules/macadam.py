@@ -27,7 +27,7 @@ class MacAdam(MacAdamFamily):
 
     Args:
         params: All parameters of a model, named or in groups: the scale sums over them.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment; the first is also used for the spread.
         eps: gamma, for stability.
         h1: Lower bound on the variance of a coordinate. The paper uses 1e-9 on MNIST and 5e-5 on CIFAR-10.
@@ -61,7 +61,7 @@ class MacAdam(MacAdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         h1: float = 1e-9,

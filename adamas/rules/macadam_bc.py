@@ -25,7 +25,7 @@ class MacAdamBC(MacAdamFamily):
 
     Args:
         params: All parameters of a model, named or in groups: the scale sums over them.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment; the first is also used for the spread.
         floor: gamma', see `AdamBC`; "auto" follows the variance that is subtracted. The paper states none;
             1e-8 reproduces its Table I.
@@ -54,7 +54,7 @@ class MacAdamBC(MacAdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | str = "auto",
         h1: float = 1e-9,

@@ -67,7 +67,7 @@ class MicroAdam(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         eps: gamma, for stability.
         weight_decay: lambda, decoupled: acts on the parameters before the step.
@@ -114,7 +114,7 @@ class MicroAdam(Rule):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,

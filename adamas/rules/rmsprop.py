@@ -26,7 +26,7 @@ class RMSProp(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         alpha: Decay of the averaged square.
         eps: gamma, for stability.
         momentum: mu; 0 keeps no buffer for it.
@@ -45,7 +45,7 @@ class RMSProp(Rule):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float = 3e-3,
         alpha: float = 0.9,
         eps: float = 1e-8,
         momentum: float = 0.0,

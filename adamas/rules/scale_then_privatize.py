@@ -37,7 +37,7 @@ class ScaleThenPrivatize(AdamFamily):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         betas: Decays of the first and second moment.
         eps: gamma, for stability of the update.
         scale_eps: epsilon_2, which bounds the scale :math:`1/s` from below. With a value near 0, as the
@@ -64,7 +64,7 @@ class ScaleThenPrivatize(AdamFamily):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         scale_eps: float = 1e-2,

@@ -24,7 +24,7 @@ class SGD(Rule):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: Learning rate, eta.
+        lr: Learning rate, eta. The default comes from held-out trials: `docs/learning_rates.md`.
         momentum: mu; 0 keeps no state.
         weight_decay: lambda, decoupled: it shrinks the parameters and is not clipped.
 
@@ -43,7 +43,7 @@ class SGD(Rule):
     """
 
     def __init__(
-        self, params: Params, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0
+        self, params: Params, lr: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 

@@ -1,0 +1,58 @@
+"""Gives a training the places in a trainer's loop that no method of the trainer has."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from adamas.integrations.transformers.training import Training
+
+
+class PrivacyCallback(TrainerCallback):
+    """Makes the run when all is known, and hands each release to the rule right before its step.
+
+    Args:
+        begin: Makes the training, once the trainer has model, rule, schedule and number of steps.
+    """
+
+    def __init__(self, begin: Callable[[], Training]) -> None:
+        self._begin = begin
+        self._training: Training | None = None
+
+    @property
+    def training(self) -> Training:
+        """The training in progress."""
+        if self._training is None:
+            raise RuntimeError("Expected a training in progress: call trainer.train().")
+        return self._training
+
+    @property
+    def has_released(self) -> bool:
+        """Whether a training has made a release."""
+        return self._training is not None and self._training.run.steps_done > 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Makes the run."""
+        self._training = self._begin()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Writes the release to the rule: after the trainer has clipped what it found in the gradients."""
+        self.training.hand_over()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Checks the first step, and stops when the budget is spent."""
+        self.training.stepped()
+        if self.training.finished:
+            control.should_training_stop = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Gives back what was not released."""
+        self.training.close()

@@ -1,0 +1,106 @@
+"""What a private trainer is asked for, besides its `TrainingArguments`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from adamas import _validate
+from adamas.accounting.data_ledger import DataLedger
+from adamas.accounting.ledger import ACCOUNTANTS, Ledger
+from adamas.engines import ENGINES, Loss
+from adamas.rules import RULES
+from adamas.sampling import SAMPLERS
+from adamas.secure_noise import NOISES
+
+RuleFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""A class of optimizers, or a function of the parameters that makes one."""
+
+DEFAULT_EPSILON = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The guarantee of a private trainer, and how it is reached.
+
+    Attributes:
+        epsilon: The budget, for all planned steps. 8 if neither it nor noise_multiplier is given.
+        delta: The delta of the guarantee; None takes 1/(10 N), for N records.
+        noise_multiplier: Instead of epsilon: the noise relative to the sensitivity.
+        clip_norm: Radius to which the gradient of a record is clipped.
+        rule: What steps on the private gradients: a name in `adamas.rules.RULES`, a class of optimizers, or a
+            function that makes one of the parameters.
+        rule_options: More arguments of the rule. The learning rate, weight decay and betas come from the
+            `TrainingArguments`.
+        loss: `loss(model, batch)`, one loss per record. None chooses it by the model:
+            `adamas.integrations.losses.for_model`.
+        sampling: A name in `adamas.sampling.SAMPLERS`.
+        max_batch_size: Rows of every batch, for `sampling="truncated-poisson"`.
+        accountant: "pld" or "rdp".
+        noise: "reproducible" or "secure".
+        seed: Of sampling and noise, which must then be as secret as the data. None draws a secret one from
+            the operating system. `TrainingArguments.seed` is not used: it is public.
+        engine: A name in `adamas.engines.ENGINES`, or "auto".
+        spent: Releases that were made on the data before. They count towards epsilon.
+        data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget.
+
+    All of them mean what they mean in `adamas.make_private`.
+
+    Example:
+        >>> Privacy(epsilon=3.0).rule
+        'adam-bc'
+        >>> Privacy().epsilon
+        8.0
+        >>> Privacy(epsilon=3.0, noise_multiplier=1.0)
+        Traceback (most recent call last):
+        ValueError: Expected exactly one of epsilon and noise_multiplier in Privacy, got both.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    clip_norm: float = 1.0
+    rule: str | RuleFactory = "adam-bc"
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+    loss: Loss | None = None
+    sampling: str = "poisson"
+    max_batch_size: int | None = None
+    accountant: str = "pld"
+    noise: str = "reproducible"
+    seed: int | None = None
+    engine: str = "auto"
+    spent: Ledger | None = None
+    data_ledger: str | Path | DataLedger | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError("Expected exactly one of epsilon and noise_multiplier in Privacy, got both.")
+        if self.noise_multiplier is not None:
+            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
+        elif self.epsilon is None:
+            object.__setattr__(self, "epsilon", DEFAULT_EPSILON)
+        else:
+            _validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            _validate.delta(delta=self.delta)
+        _validate.positive(clip_norm=self.clip_norm)
+        if isinstance(self.rule, str):
+            _validate.one_of(RULES, rule=self.rule)
+        elif not callable(self.rule):
+            raise TypeError(
+                f"Expected rule={self.rule!r} to be a name in adamas.rules.RULES, a class of optimizers, or "
+                "a function of the parameters that makes one. An optimizer itself would hold parameters that "
+                "the trainer may replace."
+            )
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(f"Expected loss={self.loss!r} to be a function loss(model, batch).")
+        _validate.one_of(SAMPLERS, sampling=self.sampling)
+        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        _validate.one_of(NOISES, noise=self.noise)
+        _validate.one_of(["auto", *ENGINES], engine=self.engine)
+
+    def delta_for(self, records: int) -> float:
+        """Returns delta for a number of records."""
+        return 1 / (10 * records) if self.delta is None else self.delta

@@ -1,0 +1,255 @@
+"""Trainers whose training is private."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import Trainer
+from transformers.trainer_utils import RemoveColumnsCollator
+from transformers.utils import logging
+
+from adamas.errors import BudgetError, UnsupportedError
+from adamas.integrations.transformers.arguments import check_arguments, check_precision
+from adamas.integrations.transformers.callback import PrivacyCallback
+from adamas.integrations.transformers.checkpoints import check_rule_state, folder_to_resume, load_schedule
+from adamas.integrations.transformers.logs import privacy_metrics, public
+from adamas.integrations.transformers.objective import check_methods, check_optimizers, loss_for
+from adamas.integrations.transformers.privacy import Privacy
+from adamas.integrations.transformers.rule import make_rule
+from adamas.integrations.transformers.training import Tickets, Training, zero
+from adamas.loading import dataset_length
+from adamas.run import PrivateRun
+from adamas.run.checkpoint import load
+from adamas.run.make import make_private
+
+_logger = logging.get_logger(__name__)
+
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object
+
+
+class PrivateTrainerMixin(_Base):
+    """Makes the training of a `transformers.Trainer` private; put it before the trainer's class.
+
+    `per_device_train_batch_size` times `gradient_accumulation_steps` is the expected size of a batch, and
+    `per_device_train_batch_size` the number of records processed at once. One batch is one step. The noise is
+    calibrated for all steps that `num_train_epochs` or `max_steps` plan; a training that stops early spends
+    less. Everything else means what it means in transformers, or is refused: `arguments` has the table.
+
+    Args:
+        *args: Arguments of the trainer's class.
+        privacy: The guarantee.
+        **kwargs: Arguments of the trainer's class.
+    """
+
+    def __init__(self, *args: Any, privacy: Privacy, **kwargs: Any) -> None:
+        if not isinstance(privacy, Privacy):
+            raise TypeError(f"Expected privacy to be a Privacy, got {type(privacy).__name__}.")
+        check_methods(type(self), PrivateTrainerMixin)
+        super().__init__(*args, **kwargs)
+        self.privacy = privacy
+        self._private = PrivacyCallback(self._begin)
+        self._folder: str | None = None
+        self._data: tuple[Dataset[Any], Any] | None = None
+        self.callback_handler.callbacks.insert(0, self._private)
+        self._check()
+        check_optimizers(self)
+        check_precision(self.accelerator.mixed_precision)
+
+    # --- what the user asks ---------------------------------------------------------------------------
+
+    @property
+    def run(self) -> PrivateRun:
+        """The run, once `train` has begun."""
+        return self._private.training.run
+
+    def epsilon(self) -> float:
+        """Returns the epsilon spent so far, at the run's delta."""
+        return self.run.epsilon()
+
+    def privacy_statement(self) -> str:
+        """States the guarantee in words, for a report."""
+        return self.run.privacy_statement()
+
+    # --- the training ---------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `Trainer.train` does, within the budget.
+
+        Args:
+            resume_from_checkpoint: A folder that a private trainer saved, or True for the last one in
+                output_dir. Its ledger continues, and releases made after it was saved count.
+            *args: Other arguments of `Trainer.train`.
+            **kwargs: Other arguments of `Trainer.train`.
+
+        Returns:
+            A `TrainOutput` with the privacy metrics. Its training_loss is NaN: the loss is private.
+        """
+        self._check()
+        check_methods(type(self), PrivateTrainerMixin)
+        if any(args[:1]) or kwargs.get("trial") is not None:
+            raise UnsupportedError(
+                "Expected no hyperparameter search: the best of several trainings tells more than "
+                "one ledger counts. Give every training its own trainer and one Privacy(data_ledger=...)."
+            )
+        self._folder = folder_to_resume(self, resume_from_checkpoint)
+        if self._folder is None and self._private.has_released:
+            raise RuntimeError(
+                "Expected one train() of a private trainer: another one would release more than its budget. "
+                "Continue with train(resume_from_checkpoint=...), or make a new trainer, with one "
+                "Privacy(data_ledger=...) for both."
+            )
+        result = super().train(self._folder, *args, **kwargs)
+        metrics = public(result.metrics) | privacy_metrics(self.run)
+        return result._replace(training_loss=float("nan"), metrics=metrics)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Releases the private gradient of a batch, at the last of its calls for a step.
+
+        Args:
+            model: The model.
+            inputs: A ticket without data.
+            num_items_in_batch: Not used.
+
+        Returns:
+            0, in the place of the loss, which is private.
+        """
+        if self.accelerator.sync_gradients:
+            model.train()
+            self._private.training.release(self.state.global_step)
+        return zero(self.args.device)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Returns tickets for the trainer's loop; the run loads the data set by its own sampling."""
+        self._data = self._dataset_and_collator()
+        records = dataset_length(self._data[0])
+        batch_size = self._expected_batch_size()
+        if batch_size > records:
+            raise ValueError(
+                f"Expected per_device_train_batch_size x gradient_accumulation_steps = {batch_size} to be at "
+                f"most the {records} records of train_dataset."
+            )
+        steps = -(-records // batch_size)
+        return Tickets(steps * self.args.gradient_accumulation_steps, records)
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Returns the number of records behind a loader."""
+        return dataloader.records if isinstance(dataloader, Tickets) else super().num_examples(dataloader)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Makes the rule, in the place of an optimizer."""
+        if self.optimizer is None:
+            whole: Any = self.model if model is None else model
+            decayed = self.get_decay_parameter_names(whole)
+            self.optimizer = make_rule(whole, self.args, self.privacy, decayed)
+        return self.optimizer
+
+    def _begin(self) -> Training:
+        """Makes the run, or continues that of a checkpoint."""
+        assert self._data is not None
+        dataset, collate_fn = self._data
+        privacy, planned, model = self.privacy, self.state.max_steps, cast(nn.Module, self.model)
+        model.train()  # as it will be in each step: from_pretrained returns it in evaluation mode
+        run = make_private(
+            model,
+            self._rule(),
+            dataset,
+            loss_for(self, privacy),
+            batch_size=self._expected_batch_size(),
+            delta=privacy.delta_for(dataset_length(dataset)),
+            steps=planned,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            clip_norm=privacy.clip_norm,
+            seed=privacy.seed,
+            noise=privacy.noise,
+            engine=privacy.engine,
+            micro_batch_size=self.args.per_device_train_batch_size,
+            sampling=privacy.sampling,
+            max_batch_size=privacy.max_batch_size,
+            collate_fn=collate_fn,
+            num_workers=self.args.dataloader_num_workers,
+            accountant=privacy.accountant,
+            progress=False,
+            spent=privacy.spent,
+            data_ledger=privacy.data_ledger,
+        )
+        if self._folder is not None:
+            load(Training.file(self._folder), run)
+            check_rule_state(self._folder, run.rule)
+            load_schedule(self._folder, self.lr_scheduler)
+        training = Training(run, planned)
+        if training.finished and run.steps_done < planned:
+            raise BudgetError(
+                f"The budget pays for no step after step {run.steps_done} of {planned}: what was released "
+                "since the checkpoint was saved counts. Resume from the last checkpoint, or keep "
+                "what was trained."
+            )
+        if training.shortened:
+            _logger.warning(
+                f"The budget pays for {run.steps} of {planned} steps: releases that were made after the "
+                "checkpoint was saved, or on the data before, count."
+            )
+        return training
+
+    # --- checkpoints and logs -------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs metrics without those that private data determines, and with the spent budget."""
+        shown = public(logs)
+        if len(shown) < len(logs):  # of the training
+            shown |= privacy_metrics(self.run)
+        super().log(shown, *args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.run.save(Training.file(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Leaves the rule's state to the run, which brings its ledger; see `_begin`."""
+
+    # --- parts ----------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises, before anything is spent, for what cannot be kept."""
+        check_arguments(self.args, self.privacy)
+        loss_for(self, self.privacy)
+        if self.train_dataset is not None:
+            dataset_length(self.train_dataset)
+
+    def _dataset_and_collator(self) -> tuple[Dataset[Any], Any]:
+        """Returns the data set without unused columns, and the collator, from the trainer's own loader."""
+        loader = super().get_train_dataloader()
+        collate = loader.collate_fn
+        if isinstance(collate, RemoveColumnsCollator):  # its first call would change it, to log once
+            collate = RemoveColumnsCollator(collate.data_collator, collate.signature_columns)
+        return loader.dataset, collate
+
+    def _expected_batch_size(self) -> int:
+        size: int = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        return size
+
+    def _rule(self) -> torch.optim.Optimizer:
+        """Returns the rule inside accelerate's wrapper."""
+        rule: Any = self.optimizer
+        while not isinstance(rule, torch.optim.Optimizer) or hasattr(rule, "optimizer"):
+            rule = rule.optimizer
+        return rule
+
+
+class PrivateTrainer(PrivateTrainerMixin, Trainer):
+    """`transformers.Trainer`, trained privately; see `PrivateTrainerMixin`.
+
+    Example::
+
+        args = TrainingArguments("out", per_device_train_batch_size=16, gradient_accumulation_steps=16,
+                                 num_train_epochs=3, learning_rate=1e-3)
+        trainer = PrivateTrainer(model, args, train_dataset=records, privacy=Privacy(epsilon=8))
+        trainer.train()
+        print(trainer.privacy_statement())
+    """

@@ -1,0 +1,120 @@
+"""The schema follows from what the user gives and from names and types of columns, never from a value."""
+
+import pytest
+
+pd = pytest.importorskip("pandas")
+
+from adamas.tabular import Category, Number, PrivateClassifier, PrivateRegressor  # noqa: E402
+from adamas.tabular.given import given_schema  # noqa: E402
+from tests.support.patients import BOUNDS, CATEGORIES, FAST, GIVEN, patients  # noqa: E402
+
+pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
+
+TABLE, LABELS, TARGET = patients(60)
+
+
+def test_bounds_and_categories_make_the_schema():
+    schema, private = given_schema(TABLE, BOUNDS, CATEGORIES)
+    assert schema.columns == (
+        Number("age", 0, 120),
+        Number("pressure", 50, 250),
+        Category("ward", ("A", "B", "C")),
+    )
+    assert private == []
+    one, _ = given_schema(TABLE, (-5, 5), CATEGORIES)
+    assert one.columns[0] == Number("age", -5, 5)
+
+
+def test_private_bounds_are_named():
+    _, private = given_schema(TABLE, {"age": "private", "pressure": (0, 1)}, CATEGORIES)
+    assert private == ["age"]
+    _, private = given_schema(TABLE, "private", CATEGORIES)
+    assert private == ["age", "pressure"]
+
+
+def test_columns_of_truth_values_need_no_bounds():
+    table = pd.DataFrame({"smokes": [True, False]})
+    assert given_schema(table, None, None)[0].columns == (Number("smokes", 0, 1),)
+
+
+def test_categories_of_a_type_need_a_confirmation():
+    table = TABLE.astype({"ward": "category"})
+    with pytest.raises(ValueError, match="may have been read off the data"):
+        given_schema(table, BOUNDS, None)
+    for confirmed in ("dtype", {"ward": "dtype"}):
+        assert given_schema(table, BOUNDS, confirmed)[0].columns[2].values == ("A", "B", "C")
+    with pytest.raises(ValueError, match="categorical type"):
+        given_schema(TABLE, BOUNDS, {"ward": "dtype"})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "categories", "message"),
+    [
+        (None, CATEGORIES, "Expected bounds of column 'age'"),
+        ({"age": (0, 1)}, CATEGORIES, "Expected bounds of column 'pressure'"),
+        (BOUNDS, None, "Expected column 'ward' of type"),
+        (BOUNDS | {"agee": (0, 1)}, CATEGORIES, "among .* got one of 'agee'"),
+        (BOUNDS, {"wards": ["A"]}, "among .* got one of 'wards'"),
+        (BOUNDS | {"ward": (0, 1)}, CATEGORIES, "in both"),
+        (BOUNDS, {"ward": []}, "one or more different values"),
+        ((1, 0), CATEGORIES, "low < high"),
+        ("privat", CATEGORIES, "to be a pair of numbers"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_with_a_remedy(bounds, categories, message):
+    with pytest.raises(ValueError, match=message):
+        given_schema(TABLE, bounds, categories)
+
+
+@pytest.mark.parametrize("categories", ["dtypes", ["A"], {"ward": "A"}, {"ward": 3}])
+def test_categories_that_are_none_are_refused(categories):
+    with pytest.raises(TypeError, match="categories"):
+        given_schema(TABLE, BOUNDS, categories)
+
+
+def test_objects_and_dates_are_refused_by_their_type():
+    mixed = pd.DataFrame({"a": pd.Series([1, "x"], dtype=object), "day": pd.to_datetime(["2020-01-01"] * 2)})
+    for name in mixed:
+        with pytest.raises(ValueError, match="categories"):
+            given_schema(mixed[[name]], (0, 1), None)
+    assert given_schema(mixed[["a"]], {"a": (0, 1)}, None)[0].columns == (Number("a", 0, 1),)
+
+
+def test_labels_and_target_bounds_are_not_read_off_the_target():
+    with pytest.raises(ValueError, match=r"which labels occur is private.*classes='public'"):
+        PrivateClassifier(**GIVEN, **FAST).fit(TABLE, LABELS)
+    with pytest.raises(ValueError, match="least and largest target are private"):
+        PrivateRegressor(**GIVEN, **FAST).fit(TABLE, TARGET)
+    with pytest.raises(ValueError, match="at least 2 classes"):
+        PrivateClassifier(**GIVEN, **FAST, classes=[1]).fit(TABLE, LABELS)
+    with pytest.raises(ValueError, match="different labels of one type"):
+        PrivateClassifier(**GIVEN, **FAST, classes=[1, 1]).fit(TABLE, LABELS)
+    with pytest.raises(ValueError, match="different labels of one type"):
+        PrivateClassifier(**GIVEN, **FAST, classes=[0, "a"]).fit(TABLE, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_weight": {2: 1.0}}, "class_weight of labels among"),
+        ({"class_weight": {1: -1.0}}, "class_weight"),
+        ({"class_weight": "even"}, "class_weight='even'"),
+        ({"rule": "adamm"}, "rule"),
+        ({"schedule": "step"}, "schedule"),
+        ({"hidden_layer_sizes": (0,)}, "hidden_layer_sizes"),
+        ({"delta": 0.5}, "delta=0.5"),
+        ({"epsilon": -1}, "epsilon"),
+        ({"noise": "secure"}, "secure"),
+        ({"statistics_share": 1.5, "class_weight": "balanced"}, "statistics_share"),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_refused(change, message):
+    estimator = PrivateClassifier(**GIVEN, **(FAST | {"classes": [0, 1]} | change))
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(TABLE, LABELS)
+
+
+def test_a_random_state_is_a_number():
+    estimator = PrivateClassifier(**GIVEN, **(FAST | {"classes": [0, 1], "random_state": "a"}))
+    with pytest.raises(TypeError, match="random_state='a'"):
+        estimator.fit(TABLE, LABELS)
