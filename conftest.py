@@ -12,3 +12,7 @@ collect_ignore = [
 def pytest_report_header() -> list[str]:
     """Names the modules whose examples are left out."""
     return [f"no examples of {module}: {package} is not installed" for module, package in _LEFT_OUT.items()]
+
+
+# Lightning takes seconds to import. A slow test runs its example: tests/integrations/lightning.
+collect_ignore += ["adamas/integrations/lightning"]

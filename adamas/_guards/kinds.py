@@ -23,6 +23,7 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("adamas", "torch", "torchvision", "torchaudio", "functorch", "numpy", "scipy", "sklearn", "pandas"),
     *("transformers", "tokenizers", "datasets", "safetensors", "accelerate", "peft", "timm", "einops"),
     *("numba", "matplotlib", "tqdm", "PIL", "dp_accounting"),
+    *("lightning", "lightning_utilities", "torchmetrics"),
 }
 ATOMS = (
     *(int, float, complex, str, bytes, bool, type(None), type(...), type(NotImplemented), range, slice),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from adamas.integrations.transformers.movement import Movement, lr_of
+from adamas.integrations._movement import Movement, lr_of
 from adamas.loading import Batch
 from adamas.privatize import PrivateGradient
 from adamas.run import PrivateRun

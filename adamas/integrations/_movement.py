@@ -35,7 +35,7 @@ class Movement:
                 f"The first step moved 0 of {len(self._trainable)} trainable parameters, at a learning rate "
                 "above 0. Training on would spend the budget for nothing. Move the model to its device "
                 "before adapters are added, build the rule from the parameters that the model has now, "
-                "and raise learning_rate if steps round to nothing."
+                "and raise the learning rate if steps round to nothing."
             )
         after = _digests(self._model)
         moved = [name for name, digest in self._frozen.items() if after.get(name) != digest]
