@@ -42,9 +42,7 @@ class TensorBoard(Tracker):
         folder: The folder of the event files.
         every: Steps from one entry to the next.
 
-    Example:
-        >>> from adamas.callbacks import TensorBoard
-        >>> watching = [TensorBoard("runs/mine", every=10)]  # make_private(..., callbacks=watching)
+    Example: `make_private(..., callbacks=[TensorBoard("runs/mine", every=10)])`.
     """
 
     def __init__(self, folder: str | Path, *, every: int = 1) -> None:

@@ -1,6 +1,7 @@
 """The budget of a run, and of all runs on a data set."""
 
 import sqlite3
+from contextlib import closing
 
 import dp_accounting
 import pytest
@@ -248,7 +249,7 @@ def test_other_files_and_relations_are_refused(ledger, tmp_path):
         DataLedger.create(ledger.path, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="REPLACE_SPECIAL"):
         make_run(data_ledger=ledger, sampling="shuffled")
-    with sqlite3.connect(ledger.path) as database:
+    with closing(sqlite3.connect(ledger.path)) as database, database:
         database.execute("UPDATE budget SET version = 9")
     with pytest.raises(ValueError, match="version of adamas that wrote it"):
         DataLedger(ledger.path)

@@ -4,6 +4,7 @@ import copy
 import random
 import sqlite3
 import time
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_damaged_ledger_of_a_data_set_is_refused(ledger):
         "DELETE FROM budget",
     ]
     for change in changes:
-        with sqlite3.connect(ledger.path) as database:
+        with closing(sqlite3.connect(ledger.path)) as database, database:
             assert database.execute(change).rowcount
         database.close()
         with pytest.raises(ValueError, match=r"ledger of adamas|version"):

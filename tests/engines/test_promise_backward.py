@@ -124,7 +124,13 @@ def test_checkpoints_are_exact_on_every_engine(engine, reentrant):
     ball = Geometry.ball(plain.parameters())
     found = ENGINES[engine](plain, loss, batch)
     expected = Loop(plain, cross_entropy, batch)
-    torch.testing.assert_close(found.norms(ball), expected.norms(ball), rtol=1e-12, atol=0)
+    try:
+        norms = found.norms(ball)
+    except UnsupportedError as error:
+        if engine == "vmap" and not reentrant and "saved tensor hooks" in str(error):
+            pytest.skip("torch.func of this version takes no hooks on saved tensors")
+        raise
+    torch.testing.assert_close(norms, expected.norms(ball), rtol=1e-12, atol=0)
     weights = torch.linspace(0, 1, N, dtype=torch.float64)
     for p, total in found.weighted_sum(weights).items():
         torch.testing.assert_close(total, expected.weighted_sum(weights)[p], rtol=1e-10, atol=1e-12)

@@ -60,7 +60,7 @@ def centered(x: Tensor) -> Tensor:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
     scripted = torch.jit.script(centered)
 
 

@@ -57,6 +57,7 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 
 _ARANGE = torch.arange
+_DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward}
 
 
 class Recorder(Prover):
@@ -230,7 +231,7 @@ class Recorder(Prover):
             return pack(self, *args)
         if func is torch._pad_packed_sequence:
             return pad(self, *without_counts(args))
-        if func is torch.autograd.grad or func is torch.autograd.backward:
+        if func in _DIFFERENTIATES:
             # A saliency, or a re-entrant checkpoint within the backward, whose custom functions are followed.
             followed = self.customs if self.in_backward else ()
             for t in tensors_in((args[:1], kwargs.get("outputs"), kwargs.get("tensors"))):
@@ -329,4 +330,4 @@ _PLAIN: set[Any] = {
     for func in TABLE
     if func not in IN_PLACE and func not in WRITTEN_OUT and func not in READS and func not in FUSED_RNNS
     if not works_in_place(function_name(func))
-} - {torch.autograd.grad, torch.autograd.backward, torch._pack_padded_sequence, torch._pad_packed_sequence}
+} - {*_DIFFERENTIATES, torch._pack_padded_sequence, torch._pad_packed_sequence}

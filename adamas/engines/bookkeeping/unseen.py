@@ -132,6 +132,18 @@ def _shown(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
+def _dispatched(function: Callable[..., Any], _: str) -> Callable[..., Any]:
+    """Wraps a function that some versions of torch show to modes, and others do not: all do now."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        if has_torch_function(given):
+            return handle_torch_function(function, given, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _refused(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Wraps a function so that it raises in a thread whose forward is followed."""
 
@@ -172,7 +184,11 @@ _HANDING_OVER: list[tuple[Any, str, str]] = [
 ]
 
 
-_EXCHANGED = [(*entry, _shown) for entry in _HIDDEN] + [(*entry, _refused) for entry in _HANDING_OVER]
+_EXCHANGED = [
+    *((*entry, _shown) for entry in _HIDDEN),
+    (torch.autograd, "backward", "backward", _dispatched),  # a re-entrant checkpoint calls it
+    *((*entry, _refused) for entry in _HANDING_OVER),
+]
 _in_sight: set[int] = set()  # threads
 _stand_ins: dict[tuple[Any, str], tuple[Any, Any]] = {}  # a function, and its replacement
 
