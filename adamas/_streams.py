@@ -179,6 +179,18 @@ def global_randomness(state: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def python_randomness_restored() -> Iterator[None]:
+    """Restores Python's and NumPy's global generators afterwards: their states tell how much was drawn."""
+    generators = global_generators()[:2]
+    states = [generator_state(generator) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            set_generator_state(generator, state)
+
+
+@contextlib.contextmanager
 def torch_randomness(state: int) -> Iterator[None]:
     """Seeds torch's global generator, and restores it afterwards."""
     if _has_accelerator():

@@ -5,7 +5,7 @@ out of the run without noise.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from adamas._guards.held import (
 )
 from adamas._guards.kinds import made_by_hooks
 from adamas._guards.memory import Memory
-from adamas._streams import generator_state, global_generators, seed_python_from_torch, set_generator_state
+from adamas._streams import python_randomness_restored, seed_python_from_torch
 from adamas.errors import UnsupportedError
 
 _TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "module"}
@@ -66,17 +66,13 @@ class Watch:
             self._snapshot = Snapshot(model, loss, turn=turn, reads_values=reads_values)
             self._of = (model, loss)
         snapshot = self._snapshot
-        generators = global_generators()[:2] if reads_values else []
-        states = [generator_state(generator) for generator in generators]
         try:
-            yield snapshot
+            with python_randomness_restored() if reads_values else nullcontext():
+                yield snapshot
         except BaseException:
             self._snapshot = None
             snapshot.restore()
             raise
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                set_generator_state(generator, state)
 
 
 @contextmanager

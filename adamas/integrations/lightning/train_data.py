@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from adamas.errors import UnsupportedError
 from adamas.loading import dataset_length
@@ -77,7 +85,7 @@ class TrainData:
                 "Prepare what a worker needs in the data set."
             )
         own = loader.collate_fn
-        standard = getattr(own, "__module__", "").startswith("torch.utils.data")
+        standard = own in (default_collate, default_convert)  # what torch takes if the user gives none
         return cls(loader.dataset, batch_size, None if standard else own, loader.num_workers)
 
 
@@ -92,11 +100,12 @@ def _sampled_batch_size(loader: DataLoader[Any]) -> int:
     if type(batches) is not BatchSampler:
         raise UnsupportedError(_another("batch_sampler", batches))
     sampler = batches.sampler  # that of the loader, unless it was given a batch_sampler
-    plain = type(sampler) is SequentialSampler or (
+    records = dataset_length(loader.dataset)
+    plain = (type(sampler) is SequentialSampler and len(sampler) == records) or (
         isinstance(sampler, RandomSampler)
         and type(sampler) is RandomSampler
         and not sampler.replacement
-        and sampler.num_samples == dataset_length(loader.dataset)
+        and sampler.num_samples == records
     )
     if not plain:
         raise UnsupportedError(_another("sampler", sampler))

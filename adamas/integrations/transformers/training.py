@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
+from adamas._streams import python_randomness_restored
 from adamas.integrations._movement import Movement, lr_of
 from adamas.loading import Batch
 from adamas.privatize import PrivateGradient
@@ -83,7 +84,8 @@ class Training:
                 "control.should_training_stop nor raise state.max_steps; to stop early, set "
                 "control.should_training_stop, not run.stop()."
             )
-        self._release = self.run.privatize(batch)
+        with python_randomness_restored():  # the trainer saves these generators with its checkpoints
+            self._release = self.run.privatize(batch)
 
     def hand_over(self) -> None:
         """Writes the release to the rule, right before its step."""

@@ -284,6 +284,7 @@ class OwnLoader(DataLoader):
         (lambda data: DataLoader(data, 8, sampler=WeightedRandomSampler(torch.ones(40), 40)), "Weighted"),
         (lambda data: DataLoader(data, 8, sampler=RandomSampler(data, replacement=True)), "RandomSampler"),
         (lambda data: DataLoader(data, 8, sampler=RandomSampler(data, num_samples=8)), "RandomSampler"),
+        (lambda data: DataLoader(data, 8, sampler=SequentialSampler(range(8))), "SequentialSampler"),
         (lambda data: DataLoader(data, 8, sampler=[0] * 40), "got list"),
         (
             lambda data: DataLoader(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -282,3 +283,26 @@ def test_the_ledger_of_the_data_set_gets_back_what_was_not_released(tmp_path):
     ours.train()
     assert ours.run.steps_done == 2 < ours.run.steps
     assert ledger.epsilon() == pytest.approx(ours.epsilon())
+
+
+def test_saved_generators_do_not_tell_how_many_records_were_drawn(tmp_path):
+    """A model that draws from Python's generator in each forward, as layer drop does."""
+
+    class Dropping(type(bert())):
+        def forward(self, input_ids=None, attention_mask=None, labels=None, **more):
+            random.random()
+            return super().forward(input_ids, attention_mask, labels=labels, **more)
+
+    class Recording(TrainerCallback):
+        def __init__(self):
+            self.states = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.states.append(random.getstate())
+
+    model, recording = bert(), Recording()
+    model.__class__ = Dropping
+    privacy = PRIVACY | {"loss": losses.classification}
+    trainer(tmp_path, model=model, privacy=privacy, callbacks=[recording]).train()
+    assert len(recording.states) == 6
+    assert len(set(recording.states)) == 1
