@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from adamas._words import limit
 from adamas.rules import RULES
 from adamas.rules.base import Params, Rule
 
@@ -107,7 +108,7 @@ class Suggestion:
             ["batch size", str(self.batch_size)],
             ["clip norm", f"{self.clip_norm:g}"],
             ["epochs", f"{self.epochs}, {self.steps} steps"],
-            ["epsilon, delta", f"{self.epsilon:g}, {self.delta:g}"],
+            ["epsilon, delta", f"{limit(self.epsilon)}, {self.delta:g}"],
             ["noise multiplier", f"{self.noise_multiplier:g}"],
         ]
 

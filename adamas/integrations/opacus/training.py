@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adamas._guards.collate import Collated
 from adamas._nests import map_leaves
+from adamas._words import limit
 from adamas.accounting import Plan
 from adamas.engines import ENGINES, FAST
 from adamas.errors import BudgetError, SlowEngineWarning
@@ -87,7 +88,7 @@ class Training:
             left = min(left, run.steps - run.steps_done)
             if left == 0:
                 raise BudgetError(
-                    f"Expected at most {run.steps} steps, which epsilon={run.budget:g} pays for; all of them "
+                    f"Expected at most {run.steps} steps, which epsilon={limit(run.budget)} pays for; all of them "
                     "are done. Give make_private_with_epsilon more epochs, or a larger target_epsilon."
                 )
         for _ in range(left):

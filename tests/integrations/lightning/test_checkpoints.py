@@ -210,7 +210,9 @@ def test_the_runs_of_deleted_and_replaced_checkpoints_are_deleted(tmp_path):
     )
     fits.trainer(tmp_path, callbacks=[best]).fit(fits.Classifier(), fits.loader())
     assert names(tmp_path) == [
-        f"{name}.ckpt.14.safetensors{end}" for name in ("last", "step=14") for end in ("", ".journal")
+        f"{name}.ckpt.14.safetensors{end}"
+        for name in ("last", "step=14")
+        for end in ("", ".journal", ".siblings")
     ]
 
 
