@@ -88,8 +88,8 @@ class Training:
             left = min(left, run.steps - run.steps_done)
             if left == 0:
                 raise BudgetError(
-                    f"Expected at most {run.steps} steps, which epsilon={limit(run.budget)} pays for; all of them "
-                    "are done. Give make_private_with_epsilon more epochs, or a larger target_epsilon."
+                    f"Expected at most {run.steps} steps, which epsilon={limit(run.budget)} pays for; all of "
+                    "them are done. Give make_private_with_epsilon more epochs, or a larger target_epsilon."
                 )
         for _ in range(left):
             if self._turn is not None:
