@@ -72,9 +72,3 @@ def test_without_noise_a_rule_equals_its_torch_parent(setup):
         parent.step()
         for p, twin in zip(params, twins, strict=True):
             torch.testing.assert_close(p, twin, rtol=1e-12, atol=1e-12)
-
-
-def test_the_default_learning_rate_of_rmsprop_is_that_of_torch():
-    p = torch.nn.Parameter(torch.zeros(1))
-    rule, parent = RULES["rmsprop"]([p]), torch.optim.RMSprop([p])
-    assert rule.param_groups[0]["lr"] == parent.param_groups[0]["lr"] == 1e-2
