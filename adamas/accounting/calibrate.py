@@ -21,6 +21,7 @@ from adamas.accounting.events import Entries
 _ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LEAST, _LARGEST = _validate.LEAST_NOISE_MULTIPLIER, _validate.LARGEST_NOISE_MULTIPLIER
 _WIDE_BUDGET = 0.1  # a hundred coarse cells
+_RESOLVED = 0.5  # the least share of a budget that the noise of RDP may use; usually it is 0.8 to 0.95
 _LARGEST_STEPS = 2**24
 _LARGEST_EPSILON = 1000.0
 _TICKS = 10**4  # answers are multiples of 1e-4, or of 1e-4 of their power of 10
@@ -104,16 +105,20 @@ def noise_multiplier_for(
     """
     spent = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in before]
 
-    def cost(z: float, coarse: bool | None) -> float:
+    def whole(z: float) -> dp_accounting.DpEvent:
         event = make_event(z)
-        if spent:
-            event = dp_accounting.ComposedDpEvent([*spent, event])
-        return composition.composed_epsilon([(event, 1)], delta, accountant, relation, coarse=coarse)
+        return dp_accounting.ComposedDpEvent([*spent, event]) if spent else event
+
+    def cost(z: float, coarse: bool | None) -> float:
+        return composition.composed_epsilon([(whole(z), 1)], delta, accountant, relation, coarse=coarse)
 
     # Coarse cells bring the search near a budget that is wide against them; both are upper bounds.
-    return _least_noise_multiplier(
+    found = _least_noise_multiplier(
         cost, epsilon, delta, coarse=accountant == "pld" and epsilon > _WIDE_BUDGET
     )
+    if accountant == "rdp" and epsilon * composition.RDP_ORDERS[-1] < 2 * math.log(1 / delta):
+        _check_resolved(whole(found), found, epsilon, delta, relation)
+    return found
 
 
 def least_noise_multiplier(cost: Callable[[float], float], *, epsilon: float, delta: float) -> float:
@@ -142,7 +147,7 @@ def _least_noise_multiplier(
         raise ValueError(
             f"Expected epsilon={epsilon!r} and delta={delta!r} to be within reach, but a noise multiplier of "
             f"{_LARGEST:.0f} is not enough: it gives epsilon={rounded_up(least)}. Raise epsilon or delta, "
-            "or make fewer steps."
+            "make fewer steps, or use accountant='pld' if it is 'rdp'."
         )
     rough = coarse or None
     low, high = _bracket(lambda z: excess(z, rough), epsilon, delta)
@@ -239,6 +244,30 @@ def _check_budget(epsilon: float, delta: float) -> None:
             "meaningful guarantee."
         )
     _validate.delta(delta=delta)
+
+
+def _check_resolved(
+    event: dp_accounting.DpEvent,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+) -> None:
+    """Raises if RDP asks for far more noise than the budget needs.
+
+    Its orders are finite, so that more noise stops to lower its epsilon near log(1 / delta) over the largest
+    order; for delta = 1e-5 at 0.103. A budget close to that would be kept, by noise that leaves no signal.
+    """
+    if not composition.supports("pld", event, relation):
+        return
+    true = composition.composed_epsilon([(event, 1)], delta, "pld", relation)
+    if true < epsilon * _RESOLVED:
+        raise ValueError(
+            f"Expected a budget that accountant='rdp' can resolve, got epsilon={epsilon!r} at "
+            f"delta={delta!r}: its orders end at {composition.RDP_ORDERS[-1]:g}, so it asks for a noise "
+            f"multiplier of {noise_multiplier:g}, with which epsilon is {rounded_up(true)}. Use "
+            "accountant='pld'."
+        )
 
 
 def _check_steps(steps: int) -> None:

@@ -192,6 +192,19 @@ class Spending:
             step = releases[0].step
             self._budget().require(entries, self._event(), ahead=self._units_after(step))
 
+    def _check_repeated(self, releases: Sequence[Release]) -> None:
+        """Raises `BudgetError` for a step that was made before, is not the same now, and costs too much."""
+        try:
+            self._check_paid(releases)
+        except BudgetError as error:
+            if not releases[0].attempt:
+                raise
+            raise BudgetError(
+                f"Step {releases[0].step + 1} was released before by the run that died, and differs now, so "
+                f"it would be charged again. {error} Or restore what has changed since: data, weights, loss, "
+                "schedule, micro-batches, number of threads, machine, or versions of packages."
+            ) from error
+
     def charge(
         self,
         step: int,
@@ -215,7 +228,7 @@ class Spending:
         identity = identify() if self.journals or self._recovered else b""
         releases = [self._recovered.attempted(Release(step, z, identity)) for z in multipliers]
         if self._recovered:
-            self._check_paid(releases)
+            self._check_repeated(releases)
         if self.data_ledger is not None:
             self._reserve(releases)
         new = [release for release in releases if release not in self._recovered]

@@ -1,5 +1,6 @@
 """Calls a model of `transformers` on a batch, and reads logits and targets."""
 
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ def inner_model(model: nn.Module) -> Any:
 _TARGETS = ("labels", "start_positions", "end_positions")
 
 
-def output_of(model: nn.Module, batch: Any, more: Mapping[str, Tensor]) -> Any:
+def output_of(model: nn.Module, batch: Any, more: Mapping[str, Any]) -> Any:
     """Calls the model without the targets, from which it would compute a loss of the whole batch."""
     _check_mapping(batch)
     inputs = {key: value for key, value in batch.items() if key not in _TARGETS}
@@ -27,6 +28,8 @@ def output_of(model: nn.Module, batch: Any, more: Mapping[str, Tensor]) -> Any:
                 f"Expected batch[{key!r}] to be a tensor, got a list. Pass a data set of tensors, "
                 'dataset.with_format("torch"), or a collator of transformers as collate_fn.'
             )
+    if "use_cache" in inspect.signature(inner_model(model).forward).parameters:
+        more = {"use_cache": False, **more}  # no token is generated
     return model(**inputs, **more)
 
 

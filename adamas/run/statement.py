@@ -4,6 +4,7 @@ from dp_accounting import NeighboringRelation
 
 from adamas._words import rounded_up
 from adamas.accounting import Spending
+from adamas.accounting.plan import units
 from adamas.noise import Noise
 
 NOT_PRIVATE = "The run is NOT PRIVATE, its epsilon is infinite: "
@@ -37,11 +38,13 @@ def privacy_statement(spending: Spending, noise: Noise, *, epsilon: float, raw: 
     if raw or z == 0:
         return NOT_PRIVATE + (RAW_REASON if raw else "its noise multiplier is 0.")
     sampler = spending.sampler
+    more = sum(count for _, count in spending.complete().entries) - units(spending.steps_done, sampler)
+    others = f"Epsilon also counts releases of before the run or of a process that died: {more}. "
     words = (
         f"The {spending.steps_done} steps so far are ({rounded_up(epsilon)}, {spending.delta:g})-"
         f"differentially private under {sampler.protects or _RELATIONS[spending.ledger.relation]}, with "
         f"{type(sampler).__name__} sampling of {sampler.batch_size} of {sampler.dataset_size} "
         f"{'records' if sampler.protects is None else 'terms'} on average, noise multiplier {z:g} "
-        f"and accountant {spending.accountant}. {noise.words}"
+        f"and accountant {spending.accountant}. {others if more > 0 else ''}{noise.words}"
     )
     return words if noise.seed.given is None else f"{words} {SEED_WARNING}"

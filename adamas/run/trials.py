@@ -48,7 +48,7 @@ def computing(model: nn.Module, sample: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _OF_TYPES.search(str(error)):
+        if not _OF_TYPES.search(str(error)) or _types_agree(model, sample):
             raise
         raise TypeError(_of_types(model, sample)) from error
     except TypeError as error:
@@ -70,6 +70,12 @@ def _texts(example: Any) -> list[str]:
     if not isinstance(example, Mapping):
         return []
     return [str(key) for key, value in example.items() if isinstance(value, str)]
+
+
+def _types_agree(model: nn.Module, sample: Any) -> bool:
+    """Tells whether a model and a batch have numbers of one type."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return kinds | {x.dtype for _, x in named_tensors(sample)} == kinds and len(kinds) == 1
 
 
 def _of_types(model: nn.Module, sample: Any) -> str:

@@ -66,7 +66,7 @@ def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta():
     ("epsilon", "sampling_rate", "steps", "accountant"),
     [
         pytest.param(0.01, 0.01, 100, "pld", id="tiny-pld"),
-        pytest.param(0.01, 0.1, 10, "rdp", id="tiny-rdp"),
+        pytest.param(0.2, 0.1, 10, "rdp", id="small-rdp"),
         pytest.param(1.0, 0.1, 100, "pld", id="one-pld"),
         pytest.param(1.0, 0.1, 10, "rdp", id="one-rdp"),
         pytest.param(1.0, 1.0, 10, "pld", id="full-batch-pld"),
@@ -216,6 +216,20 @@ def test_unreachable_budgets_are_refused(accountant):
         calibrate.steps(
             epsilon=0.1, delta=1e-5, noise_multiplier=1.0, sampling_rate=1.0, accountant=accountant
         )
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.103, 0.11])
+def test_a_budget_below_what_rdp_resolves_is_refused(epsilon):
+    given = {"delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
+    with pytest.raises(ValueError, match=r"[uU]se accountant='pld'"):
+        calibrate.noise_multiplier(epsilon=epsilon, **given, accountant="rdp")
+    assert calibrate.noise_multiplier(epsilon=epsilon, **given) < 20
+
+
+def test_rdp_is_no_reason_to_refuse_a_budget_that_it_resolves():
+    given = {"delta": 1e-5, "sampling_rate": 0.01, "steps": 1000}
+    for epsilon in (0.15, 0.3):
+        assert calibrate.noise_multiplier(epsilon=epsilon, **given, accountant="rdp") < 10
 
 
 def test_a_budget_for_more_steps_than_the_largest_number_is_refused():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
+from scipy.integrate import trapezoid
 from scipy.special import ndtr
 from scipy.stats import binom, hypergeom
 
@@ -39,7 +40,7 @@ def worst_delta(one, epsilon):
         parts = np.exp(-((x[:, None] - sign * counts) ** 2) / (2 * z**2)) / (z * math.sqrt(2 * math.pi))
         return parts @ weights
 
-    return float(np.trapezoid(np.maximum(density(1) - math.exp(epsilon) * density(-1), 0.0), x))
+    return float(trapezoid(np.maximum(density(1) - math.exp(epsilon) * density(-1), 0.0), x))
 
 
 @pytest.mark.parametrize("sampling", [FIXED_SIZE, POISSON])

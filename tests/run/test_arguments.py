@@ -158,6 +158,14 @@ def test_other_errors_of_a_loss_stay_as_they_are():
         make_run_with(failing)
 
 
+def test_types_that_agree_are_not_blamed():
+    def failing(model, batch):
+        raise RuntimeError("a dtype of something else")
+
+    with pytest.raises(RuntimeError, match="a dtype of something else"):
+        make_run_with(failing, data=X)
+
+
 def test_examples_of_several_shapes_need_a_collate_function():
     with pytest.raises(TypeError, match=r"default_collate.*collate_fn that pads") as error:
         make_run_with(loss, data=[(torch.ones(1 + i % 5), i % 2) for i in range(N)])

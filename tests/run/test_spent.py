@@ -40,6 +40,16 @@ def test_a_limit_pays_for_fewer_steps():
     assert 0 < run.steps < alone.steps
 
 
+def test_the_statement_tells_of_earlier_releases():
+    assert (
+        "releases of before the run or of a process that died: 1."
+        in make_run(spent=released()).privacy_statement()
+    )
+    alone = make_run()
+    finish(alone)
+    assert "also counts" not in alone.privacy_statement()
+
+
 def test_a_budget_that_is_spent_already_is_refused():
     with pytest.raises(ValueError, match=r"epsilon=1\.0 above what spent= holds already"):
         make_run(epsilon=1.0, noise_multiplier=None, spent=released(0.5))

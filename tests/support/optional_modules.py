@@ -36,6 +36,7 @@ NEEDS = {
     "adamas.integrations.transformers": "transformers",
     "adamas.integrations.transformers.arguments": "transformers",
     "adamas.integrations.transformers.callback": "transformers",
+    "adamas.integrations.transformers.cards": "transformers",
     "adamas.integrations.transformers.checkpoints": "transformers",
     "adamas.integrations.transformers.logs": "transformers",
     "adamas.integrations.transformers.objective": "transformers",

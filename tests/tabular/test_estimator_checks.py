@@ -37,7 +37,9 @@ def test_all_checks_pass_but_for_those_that_privacy_forbids(estimator, forbidden
     found = {one["check_name"]: one["status"] for one in results}
     failed = {one["check_name"]: one["exception"] for one in results if one["status"] == "failed"}
     assert not failed
-    assert {name for name, status in found.items() if status == "xfail"} == set(forbidden)
+    known = forbidden.keys() & found.keys()  # older versions have fewer
+    assert {name for name, status in found.items() if status == "xfail"} == known
+    assert len(known) >= len(forbidden) - 1
     skipped = {name for name, status in found.items() if status == "skipped"}
     assert skipped <= {"check_array_api_input"}  # needs SCIPY_ARRAY_API in the environment
     assert sum(status == "passed" for status in found.values()) > 35

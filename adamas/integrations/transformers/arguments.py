@@ -1,7 +1,8 @@
 """What each field of `TrainingArguments` becomes in a private training: supported, mapped or refused.
 
-The table has a row for each field of transformers' `TrainingArguments` and of TRL's `SFTConfig`. A field
-that is refused may keep its default. So may a field of a newer version, which has no row here yet.
+The table has a row for each field of transformers' `TrainingArguments` and `Seq2SeqTrainingArguments`, and of
+TRL's `SFTConfig`. A field that is refused may keep its default. So may a field of a newer version, which has
+no row here yet.
 """
 
 import dataclasses
@@ -50,6 +51,8 @@ SUPPORTED = frozenset(
         *("dataset_num_proc", "eos_token", "pad_token", "max_length", "truncation_mode", "shuffle_dataset"),
         *("packing_strategy",),
         *("eval_packing", "pad_to_multiple_of", "completion_only_loss", "assistant_only_loss"),
+        # Of Seq2SeqTrainingArguments: they are about evaluations.
+        *("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"),
     }
 )
 """Fields that mean what they mean in transformers, or concern what a private training refuses anyway."""
@@ -57,7 +60,7 @@ SUPPORTED = frozenset(
 MAPPED = {
     "per_device_train_batch_size": "the examples that are processed at once",
     "gradient_accumulation_steps": "times per_device_train_batch_size: the expected size of a batch",
-    "learning_rate": "the rule's lr",
+    "learning_rate": "the rule's lr, if it differs from Trainer's default; else the rule has its own",
     "weight_decay": "the rule's weight_decay, not for biases and norms",
     "adam_beta1": "the rule's betas",
     "adam_beta2": "the rule's betas",
@@ -96,6 +99,7 @@ REFUSED = {
     "dataloader_drop_last": "Each batch is drawn at random, and none is the last. Leave it False.",
     "train_sampling_strategy": "Batches are drawn by the sampler that the accountant knows. Leave it "
     "'random', and set Privacy(sampling=...).",
+    "sortish_sampler": "Batches are drawn by the sampler that the accountant knows. Leave it False.",
     "group_by_length": "Batches are drawn by the sampler that the accountant knows. Leave it False.",
     "deepspeed": _ONE_PROCESS,
     "fsdp": _ONE_PROCESS,
@@ -118,6 +122,7 @@ def check_arguments(args: TrainingArguments, privacy: Privacy) -> None:
 
     Raises:
         UnsupportedError: With the name of the field, its value and the remedy.
+        ValueError: If the learning rate is not positive.
     """
     for one in dataclasses.fields(args):
         if one.name in SUPPORTED or one.name in MAPPED or not _is_theirs(args, one.name):
@@ -129,6 +134,11 @@ def check_arguments(args: TrainingArguments, privacy: Privacy) -> None:
             )
             raise UnsupportedError(f"Expected {one.name}={default!r}, got {value!r}. {reason}")
     _check_checkpointing(args)
+    if not args.learning_rate > 0:
+        raise ValueError(
+            f"Expected learning_rate={args.learning_rate!r} > 0: no step would move the weights, and all "
+            "would be charged."
+        )
     if args.push_to_hub and privacy.seed is not None and _plain(args.hub_strategy) in _WHOLE_CHECKPOINTS:
         raise UnsupportedError(
             f"Expected no seed in Privacy with hub_strategy={_plain(args.hub_strategy)!r}: the "

@@ -29,6 +29,11 @@ class PrivacyCallback(TrainerCallback):
         return self._training
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a training, in progress or finished."""
+        return self._training is not None
+
+    @property
     def has_released(self) -> bool:
         """Whether any training of the trainer has released something, or continued a run that had."""
         return self._released_before or (self._training is not None and self._training.has_released)

@@ -64,6 +64,17 @@ def check_methods(kind: type, mixin: type) -> None:
             )
 
 
+def check_evaluation(train_dataset: Any, eval_dataset: Any) -> None:
+    """Raises if a trainer is to evaluate on the records that it trains on."""
+    parts = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    if train_dataset is not None and any(part is train_dataset for part in parts):
+        raise ValueError(
+            "Expected an eval_dataset other than train_dataset: its metrics would be logged without noise. "
+            "Evaluate on public records, or on records whose privacy is accounted for elsewhere "
+            "(adamas.callbacks.PaidScore)."
+        )
+
+
 def owner_of(kind: type, name: str, without: tuple[type, ...] = ()) -> type:
     """Returns the class that a class has a method from.
 

@@ -28,12 +28,13 @@ class Privacy:
     Attributes:
         epsilon: The budget, for all planned steps. 8 if neither it nor noise_multiplier is given.
         delta: The delta of the guarantee; None takes 1/(10 N), for N records.
+        allow_large_delta: Confirm a delta of 1/N or more.
         noise_multiplier: Instead of epsilon: the noise relative to the sensitivity.
         clip_norm: Radius to which the gradient of a record is clipped.
         rule: What steps on the private gradients: a name in `adamas.rules.RULES`, a class of optimizers, or a
             function that makes one of the parameters.
-        rule_options: More arguments of the rule. The learning rate, weight decay and betas come from the
-            `TrainingArguments`.
+        rule_options: More arguments of the rule. Learning rate, weight decay and betas come from the
+            `TrainingArguments`, if they are not the defaults there.
         loss: `loss(model, batch)`, one loss per record. None chooses it by the model:
             `adamas.integrations.losses.for_model`.
         sampling: A name in `adamas.sampling.SAMPLERS`.
@@ -73,6 +74,7 @@ class Privacy:
     engine: str = "auto"
     spent: Ledger | None = None
     data_ledger: str | Path | DataLedger | None = None
+    allow_large_delta: bool = False
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:

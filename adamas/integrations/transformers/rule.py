@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import TrainingArguments
+from transformers.utils import logging
 
 from adamas.errors import UnsupportedError
 from adamas.integrations.transformers.arguments import default_of
 from adamas.integrations.transformers.privacy import Privacy, RuleFactory
 from adamas.rules import RULES
+
+_logger = logging.get_logger(__name__)
 
 
 def make_rule(
@@ -21,7 +24,7 @@ def make_rule(
 
     Args:
         model: The model.
-        args: Gives the learning rate; and weight decay, betas and eps if they differ from their defaults.
+        args: Gives learning rate, weight decay, betas and eps if they differ from their defaults.
         privacy: Gives the rule and its options.
         decayed: Names of the parameters that weight decay applies to.
     """
@@ -44,15 +47,25 @@ def make_rule(
 
 
 def _options(factory: RuleFactory, args: TrainingArguments, privacy: Privacy) -> dict[str, Any]:
-    """Joins the options of the rule with what the arguments say about it."""
+    """Joins the options of the rule with what the arguments say about it.
+
+    Defaults of Trainer are for training without privacy. Where an argument has one, the rule has its own.
+    """
     options, known = dict(privacy.rule_options), _parameters(factory)
-    for name, field in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
-        if name in options:
-            raise ValueError(
-                f"Expected rule_options without {name}, got {options[name]!r}: set {field} in the arguments "
-                "of the trainer."
-            )
-    given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    if "weight_decay" in options:
+        raise ValueError(
+            f"Expected rule_options without weight_decay, got {options['weight_decay']!r}: set weight_decay "
+            "in the arguments of the trainer, which spares biases and norms."
+        )
+    given: dict[str, Any] = {"weight_decay": args.weight_decay}
+    if args.learning_rate != default_of("learning_rate"):
+        given["lr"] = args.learning_rate
+    elif "lr" in known and "lr" not in options:
+        _logger.warning(
+            f"learning_rate has Trainer's default, {args.learning_rate:g}, which is for training without "
+            f"privacy. The rule {_name(factory)} has its own. Set learning_rate, or for exactly that rate "
+            f"Privacy(rule_options={{'lr': {args.learning_rate:g}}})."
+        )
     betas = args.adam_beta1, args.adam_beta2
     if betas != (default_of("adam_beta1"), default_of("adam_beta2")):
         given["betas"] = betas
@@ -66,7 +79,7 @@ def _options(factory: RuleFactory, args: TrainingArguments, privacy: Privacy) ->
             )
         if name in known:
             options[name] = value
-        elif name == "lr" or value:
+        elif value:
             raise UnsupportedError(
                 f"Expected {_FIELDS[name]} to keep its default: the rule {_name(factory)} has no {name}, got "
                 f"{value!r}. Choose another rule, or leave it out."

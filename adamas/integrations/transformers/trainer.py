@@ -1,5 +1,6 @@
 """Trainers whose training is private."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,9 +13,15 @@ from transformers.utils import logging
 from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations.transformers.arguments import check_arguments, check_precision
 from adamas.integrations.transformers.callback import PrivacyCallback
+from adamas.integrations.transformers.cards import add_privacy
 from adamas.integrations.transformers.checkpoints import check_rule_state, folder_to_resume, load_schedule
 from adamas.integrations.transformers.logs import privacy_metrics, public
-from adamas.integrations.transformers.objective import check_methods, check_optimizers, loss_for
+from adamas.integrations.transformers.objective import (
+    check_evaluation,
+    check_methods,
+    check_optimizers,
+    loss_for,
+)
 from adamas.integrations.transformers.privacy import Privacy
 from adamas.integrations.transformers.quiet import PREPARING, RELEASING, quiet
 from adamas.integrations.transformers.rule import make_rule
@@ -50,8 +57,10 @@ class PrivateTrainerMixin(_Base):
         if not isinstance(privacy, Privacy):
             raise TypeError(f"Expected privacy to be a Privacy, got {type(privacy).__name__}.")
         check_methods(type(self), PrivateTrainerMixin)
+        check_evaluation(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))  # before they are prepared
         with quiet(PREPARING):
             super().__init__(*args, **kwargs)
+        check_evaluation(self.train_dataset, self.eval_dataset)
         self.privacy = privacy
         self._private = PrivacyCallback(self._begin)
         self._folder: str | None = None
@@ -127,6 +136,13 @@ class PrivateTrainerMixin(_Base):
                 self._private.training.release(self.state.global_step)
         return zero(self.args.device)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Returns tickets for a step; none if the training is resumed after its last step."""
+        if self._private.training.ended_before:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Returns tickets for the trainer's loop; the run loads the data set by its own sampling."""
         self._data = self._dataset_and_collator()
@@ -139,6 +155,11 @@ class PrivateTrainerMixin(_Base):
             )
         steps = -(-records // batch_size)
         return Tickets(steps * self.args.gradient_accumulation_steps, records)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluates as `Trainer.evaluate` does; metrics are not covered by the guarantee."""
+        check_evaluation(self.train_dataset, eval_dataset)
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of records behind a loader."""
@@ -182,6 +203,7 @@ class PrivateTrainerMixin(_Base):
             progress=False,
             spent=privacy.spent,
             data_ledger=privacy.data_ledger,
+            allow_large_delta=privacy.allow_large_delta,
         )
         if self._folder is not None:
             load(Training.file(self._folder), run)
@@ -202,14 +224,20 @@ class PrivateTrainerMixin(_Base):
             )
         return training
 
-    # --- checkpoints and logs -------------------------------------------------------------------------
+    # --- checkpoints, logs and cards ------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs metrics without those that private data determines, and with the spent budget."""
         shown = public(logs)
-        if len(shown) < len(logs):  # of the training
+        if len(shown) < len(logs) and self._private.has_begun:  # of the training
             shown |= privacy_metrics(self.run)
         super().log(shown, *args, **kwargs)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Writes the model card as the trainer's class does, and adds the guarantee."""
+        super().create_model_card(*args, **kwargs)
+        if self._private.has_begun:
+            add_privacy(Path(str(self.args.output_dir)) / "README.md", self.run)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -47,6 +47,7 @@ class Training:
 
     Attributes:
         run: As given.
+        ended_before: Whether the run had no steps left when the training began.
     """
 
     def __init__(self, run: PrivateRun, planned: int) -> None:
@@ -57,6 +58,7 @@ class Training:
         self._release: PrivateGradient | None = None
         self._moved = False
         self._movement: Movement | None = None
+        self.ended_before = self.finished
 
     def release(self, step: int) -> None:
         """Releases the private gradient of the next batch, and keeps it for `hand_over`.

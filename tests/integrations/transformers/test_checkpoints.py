@@ -195,6 +195,27 @@ def test_a_state_of_the_trainer_from_elsewhere_is_noticed(tmp_path, whole):
     assert made.run.steps_done == 3
 
 
+def test_a_training_that_ended_within_an_epoch_makes_no_step_when_it_is_resumed(tmp_path):
+    half = {"max_steps": 3, "save_steps": 3}  # of 6 in an epoch
+    trainer(tmp_path, privacy=privacy(5), arguments_=half).train()
+    again = trainer(tmp_path, privacy=privacy(5), arguments_=half)
+    result = again.train(resume_from_checkpoint=True)
+    assert result.global_step == again.run.steps_done == counts(again) == 3
+
+
+def test_a_step_that_is_repeated_with_other_bits_says_so(tmp_path):
+    """With a seed a step is made again. What differs would be charged, which the budget does not pay for."""
+    first = trainer(tmp_path, privacy=privacy(5), callbacks=[Stop(5)])
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    again = trainer(tmp_path, privacy=privacy(5), arguments_={"label_smoothing_factor": 0.3})
+    with pytest.raises(
+        BudgetError, match=r"Step 4 was released before.*differs now.*restore what has changed"
+    ):
+        again.train(resume_from_checkpoint=True)
+    assert again.epsilon() <= 3.0
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [({"gradient_accumulation_steps": 3}, "batch_size"), ({"max_steps": 7}, "steps")],

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 import datasets
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from adamas.errors import UnsupportedError
 from adamas.integrations.transformers import Privacy, PrivateTrainer, PrivateTrainerMixin
@@ -74,11 +74,12 @@ def test_a_checkpoint_that_would_publish_the_seed_is_refused(tmp_path):
 
 
 def test_every_field_of_the_arguments_has_one_place():
-    fields = {one.name for one in dataclasses.fields(TrainingArguments)}
+    fields = {one.name for one in dataclasses.fields(Seq2SeqTrainingArguments)}
     places = [SUPPORTED, MAPPED.keys(), REFUSED.keys()]
     assert not fields - set().union(*places)
     assert sum(map(len, places)) == len(set().union(*places))
-    assert set(OTHER) | {"fp16", "fsdp", "deepspeed", "parallelism_config"} >= fields & REFUSED.keys()
+    elsewhere = {"fp16", "fsdp", "deepspeed", "parallelism_config", "sortish_sampler"}
+    assert set(OTHER) | elsewhere >= fields & REFUSED.keys()
 
 
 def test_a_field_that_is_not_known_is_refused_unless_it_is_the_user_s(tmp_path, monkeypatch):
@@ -115,7 +116,10 @@ def test_an_argument_that_the_rule_would_ignore_is_refused(tmp_path, rule, chang
 
 def test_options_that_are_given_twice_are_refused(tmp_path):
     twice = trainer(tmp_path, privacy=PRIVACY | {"rule_options": {"lr": 0.1}})
-    with pytest.raises(ValueError, match=r"Expected rule_options without lr, got 0\.1: set learning_rate"):
+    with pytest.raises(ValueError, match=r"Expected lr either in rule_options or .*, got 0\.1 and 0\.01"):
+        twice.train()
+    twice = trainer(tmp_path, privacy=PRIVACY | {"rule_options": {"weight_decay": 0.1}})
+    with pytest.raises(ValueError, match=r"Expected rule_options without weight_decay, got 0\.1: set"):
         twice.train()
     twice = trainer(
         tmp_path,
@@ -124,6 +128,39 @@ def test_options_that_are_given_twice_are_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="Expected betas either in rule_options or"):
         twice.train()
+
+
+def test_arguments_of_translations_are_taken_but_for_sorted_batches(tmp_path):
+    made = trainer(tmp_path)
+    common = arguments_as_given(tmp_path)
+    made.args = Seq2SeqTrainingArguments(**common, predict_with_generate=True, generation_max_length=5)
+    made._check()
+    made.args = Seq2SeqTrainingArguments(**common, sortish_sampler=True)
+    with pytest.raises(UnsupportedError, match=r"Expected sortish_sampler=False, got True"):
+        made._check()
+
+
+def test_a_learning_rate_of_zero_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected learning_rate=0\.0 > 0"):
+        trainer(tmp_path, arguments_={"learning_rate": 0.0})
+
+
+def test_records_that_train_are_not_evaluated(tmp_path):
+    data = labelled()
+    for both in (data, {"seen": data, "new": labelled(6, seed=3)}):
+        with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+            trainer(tmp_path, data=data, eval_dataset=both)
+    made = trainer(tmp_path, data=data)
+    with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+        made.evaluate(made.train_dataset)
+
+
+def test_a_large_delta_needs_a_confirmation(tmp_path):
+    with pytest.raises(ValueError, match=r"delta=0\.1.*allow_large_delta=True"):
+        trainer(tmp_path, privacy=PRIVACY | {"delta": 0.1}).train()
+    made = trainer(tmp_path, privacy=PRIVACY | {"delta": 0.1, "allow_large_delta": True})
+    made.train()
+    assert made.run.delta == 0.1
 
 
 def test_a_stream_is_refused(tmp_path):

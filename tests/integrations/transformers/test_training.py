@@ -10,13 +10,20 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback, TrainerCallback, get_scheduler
+from transformers import (
+    DataCollatorWithPadding,
+    EarlyStoppingCallback,
+    TrainerCallback,
+    TrainingArguments,
+    get_scheduler,
+)
 
 import adamas
 from adamas import rules
 from adamas.accounting.data_ledger import DataLedger
 from adamas.integrations import losses
-from adamas.integrations.transformers import Privacy
+from adamas.integrations.transformers import Privacy, PrivateTrainer
+from adamas.integrations.transformers.cards import add_privacy
 from tests.support.tiny_trainers import PRIVACY, SMALL, bert, labelled, tokenizer, trainer, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -85,6 +92,45 @@ def test_a_budget_pays_for_all_planned_steps_and_is_not_exceeded(tmp_path):
     assert 2.9 < ours.epsilon() <= 3.0
     assert ours.epsilon() <= result.metrics["privacy_epsilon"] <= 3.0
     assert result.metrics["privacy_noise_multiplier"] == ours.run.noise_multiplier
+
+
+def without_rate(folder, **options):
+    """Makes the arguments of a trainer without a learning rate, as many users do."""
+    given = {name: value for name, value in SMALL.items() if name != "learning_rate"}
+    args = TrainingArguments(output_dir=str(folder), **given)
+    return PrivateTrainer(bert(), args, train_dataset=labelled(), privacy=Privacy(**(PRIVACY | options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "lr"),
+    [
+        ({}, rules.AdamBC([torch.zeros(1, requires_grad=True)]).defaults["lr"]),
+        ({"rule_options": {"lr": 5e-5}}, 5e-5),
+        ({"rule": lambda params: torch.optim.AdamW(params, lr=0.02)}, 0.02),
+    ],
+)
+def test_the_default_rate_of_the_trainer_is_not_that_of_the_rule(tmp_path, options, lr):
+    made = without_rate(tmp_path, **options)
+    made.create_optimizer()
+    assert {group["lr"] for group in made.optimizer.param_groups} == {lr}
+
+
+def test_the_model_card_tells_the_guarantee_once(tmp_path):
+    made = trainer(tmp_path, arguments_={"max_steps": 1})
+    made.create_model_card()
+    assert "Privacy" not in (tmp_path / "README.md").read_text()
+    made.train()
+    made.create_model_card()
+    add_privacy(tmp_path / "README.md", made.run)
+    card = (tmp_path / "README.md").read_text()
+    assert card.count("## Privacy") == card.count(made.privacy_statement()) == card.count("`AdamBC`") == 1
+
+
+def test_a_log_before_the_training_is_shown_without_what_is_private(tmp_path):
+    made = trainer(tmp_path)
+    made.log({"loss": 1.0, "mine": 2.0})
+    assert made.state.log_history[-1]["mine"] == 2.0
+    assert "loss" not in made.state.log_history[-1]
 
 
 def logged(folder, data):
