@@ -21,6 +21,7 @@ SUPPORTED = frozenset(
         *("average_tokens_across_devices", "bf16", "bf16_full_eval", "fp16_full_eval", "tf32", "use_cache"),
         *("use_cpu",),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs", "full_determinism", "seed"),
+        *("activation_checkpointing", "activation_checkpointing_kwargs"),  # their names from 5.23 on
         *("accelerator_config",),
         *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node"),
         *("logging_nan_inf_filter",),
@@ -167,13 +168,14 @@ _WHOLE_CHECKPOINTS = ("checkpoint", "all_checkpoints")
 
 
 def _check_checkpointing(args: TrainingArguments) -> None:
-    options: Any = args.gradient_checkpointing_kwargs or {}
-    for name in ("use_reentrant", "offload", "selective"):
-        if options.get(name):
-            raise UnsupportedError(
-                f"Expected gradient_checkpointing_kwargs without {name}: it changes the backward in ways "
-                "that the engines do not follow. Set {'use_reentrant': False}."
-            )
+    for field in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        options: Any = getattr(args, field, None) or {}
+        for name in ("use_reentrant", "offload", "selective"):
+            if options.get(name):
+                raise UnsupportedError(
+                    f"Expected {field} without {name}: it changes the backward in ways that the engines do "
+                    "not follow. Set {'use_reentrant': False}."
+                )
 
 
 def _is_theirs(args: TrainingArguments, name: str) -> bool:

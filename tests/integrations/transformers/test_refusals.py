@@ -60,7 +60,7 @@ def test_arguments_that_need_other_devices_are_refused(tmp_path, name):
 @pytest.mark.parametrize("key", ["use_reentrant", "offload"])
 def test_checkpointing_that_changes_the_backward_is_refused(tmp_path, key):
     changes = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {key: True}}
-    with pytest.raises(UnsupportedError, match=f"gradient_checkpointing_kwargs without {key}"):
+    with pytest.raises(UnsupportedError, match=f"_checkpointing_kwargs without {key}"):
         trainer(tmp_path, arguments_=changes)
 
 
