@@ -22,7 +22,7 @@ Classes = Annotated[
 ]
 TargetBounds = Annotated[str | None, typer.Option(help="LOW:HIGH of a target that is a number.")]
 Bounds = Annotated[
-    list[str] | None, typer.Option(help="COLUMN=LOW:HIGH of a numeric column, known in public.")
+    list[str] | None, typer.Option(help="COLUMN=LOW:HIGH: usual range of a numeric column, known in public.")
 ]
 Categories = Annotated[
     list[str] | None, typer.Option(help="COLUMN=A,B,...: values of another column, known in public.")

@@ -32,9 +32,10 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         epsilon: The budget of one `fit`. Each `fit` spends it anew: a search over a grid of settings, or
             cross-validation, on the same rows adds up, which `data_ledger` accounts for.
         delta: The delta of the guarantee; None for 1e-5, or 0.1/N if that is less.
-        bounds: The least and largest value of the numeric columns: a pair for all of them, or a pair for each
-            by its name. In place of a pair, "private" pays for noisy bounds from the budget. Values are
-            clipped to the bounds and scaled by them. Columns of an array are called x0, x1, ...
+        bounds: The usual range of the numeric columns: a pair for all of them, or a pair for each by its
+            name. In place of a pair, "private" pays for noisy bounds from the budget. Values are clipped to
+            the bounds and scaled by them, so tight bounds train better than wide ones. Columns of an array
+            are called x0, x1, ...
         categories: The values of the other columns, by name. In place of values, "dtype" confirms that those
             which a pandas categorical type declares are public; `categories="dtype"` does so for all columns.
             Other and missing values share one category more.

@@ -109,8 +109,8 @@ def load_table(
         path: A file that ends in .csv or .parquet.
         target: The column to predict.
         classes: Its labels; "public" reads them off the file, where their set is public.
-        target_bounds: Or its least and largest value, for a number.
-        bounds: The least and largest value of numeric columns, by name. Columns without bounds or categories
+        target_bounds: Or its usual range, for a number.
+        bounds: The usual range of numeric columns, by name. Columns without bounds or categories
             are not read.
         categories: The values of other columns, by name.
         test_file: Another file, with the test rows.
