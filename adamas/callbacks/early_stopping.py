@@ -10,6 +10,7 @@ from adamas import _validate
 from adamas.callbacks.base import FinishedStep, WatchedRun
 from adamas.callbacks.paid_score import PaidScore
 from adamas.distributed import told_by_writer
+from adamas.errors import BudgetError
 
 
 class EarlyStopping:
@@ -68,6 +69,34 @@ class EarlyStopping:
             self._since += 1
         if self._since >= self._patience:
             run.stop()
+
+    def evaluations(self, done: int, total: int, steps_per_epoch: int) -> int:
+        """Counts the evaluations from step `done` to step `total`, if nothing stops the run before."""
+        every = self._every or steps_per_epoch
+        return total // every - done // every
+
+
+def check_paid(callbacks: Iterable[object], *, done: int, total: int, steps_per_epoch: int) -> None:
+    """Raises if a run would ask for a score more often than was paid for.
+
+    Args:
+        callbacks: Those of the run.
+        done: Its steps so far.
+        total: Its steps in all.
+        steps_per_epoch: Steps of an epoch.
+    """
+    asked: dict[PaidScore, int] = {}
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and isinstance(callback.score, PaidScore):
+            count = callback.evaluations(done, total, steps_per_epoch)
+            asked[callback.score] = asked.get(callback.score, 0) + count
+    for score, count in asked.items():
+        if count > score.left:
+            raise BudgetError(
+                f"Expected PaidScore to pay for all that EarlyStopping asks for: {count} evaluations in "
+                f"{total - done} steps, but {score.left} of evaluations={score.evaluations} are left. Plan "
+                "more evaluations, or ask less often by EarlyStopping(every=...)."
+            )
 
 
 def check_resumable(callbacks: Iterable[object]) -> None:

@@ -41,7 +41,8 @@ class PaidScore:
         dataset: The validation data. How many examples it has is public.
         epsilon: The budget of all evaluations together.
         delta: Its delta.
-        evaluations: How often the score may be asked for.
+        evaluations: How often the score may be asked for. A run with `EarlyStopping` needs as many as its
+            steps ask for, even if it may stop before.
         collate_fn: Makes a batch of a list of one example; torch's default if None.
         data_ledger: The ledger of the validation data, or its file: all evaluations in all processes spend
             from its budget.
@@ -49,6 +50,7 @@ class PaidScore:
             scores on the same data. None draws a secret one.
 
     Attributes:
+        evaluations: As given.
         ledger: What the evaluations have released.
         noise_multiplier: The standard deviation of the noise, in examples.
 
@@ -90,7 +92,7 @@ class PaidScore:
                 f"Expected seed=None with data_ledger, got seed={seed!r}: a training that resumes would draw "
                 "the same noise for other counts."
             )
-        self._made, self._evaluations, self._lock = 0, evaluations, threading.Lock()
+        self._made, self.evaluations, self._lock = 0, evaluations, threading.Lock()
         self._collate, self._seed = collate_fn or default_collate, seed
         self._data_ledger = _add_remove(data_ledger)
         self._account = uuid4().hex
@@ -100,6 +102,11 @@ class PaidScore:
             delta=delta,
         )
         self.ledger = Ledger()
+
+    @property
+    def left(self) -> int:
+        """How many evaluations this object may still make."""
+        return self.evaluations - self._made
 
     @property
     def outlives_the_process(self) -> bool:
@@ -112,9 +119,9 @@ class PaidScore:
             return self._score(model)
 
     def _score(self, model: nn.Module) -> float:
-        if self._made >= self._evaluations:
+        if not self.left:
             raise BudgetError(
-                f"The budget of this score pays for {self._evaluations} evaluations, which were made. Ask "
+                f"The budget of this score pays for {self.evaluations} evaluations, which were made. Ask "
                 "less often (EarlyStopping(every=...)), or plan more evaluations."
             )
         count = self._count(model)

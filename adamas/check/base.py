@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from adamas._nests import named_tensors
 from adamas.check.draws import loaded_batches
-from adamas.check.full_batch import FullBatch, full_batch, spread
+from adamas.check.full_batch import FullBatch, full_batch, spread, usable_places
 from adamas.check.measures import agree, losses, same
 from adamas.check.replay import MakeRun, examples_of, fresh_run
 from adamas.loading import dataset_length, loads_rows
@@ -110,8 +110,13 @@ class Replay:
         return full_batch(self.still, self._examples)
 
     def few(self) -> list[int]:
-        """Returns the indices of a few examples, spread over the data set."""
-        return spread(dataset_length(self.still.loader.dataset), self._examples)
+        """Returns the indices of a few usable examples, spread over the data set."""
+        return list(self._few)
+
+    @cached_property
+    def _few(self) -> list[int]:
+        places = spread(dataset_length(self.still.loader.dataset), self._examples)
+        return usable_places(self.still, places)
 
     @cached_property
     def random(self) -> bool:

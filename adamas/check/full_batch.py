@@ -1,6 +1,7 @@
 """Chooses the batch of the replays: of the run's own size, with a few examples to examine closely."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from adamas._nests import named_tensors
-from adamas.check.measures import losses
+from adamas.check.measures import engine_norms, losses, unusable_rows
 from adamas.check.replay import examples_of
 from adamas.loading import dataset_length
-from adamas.run.loop import PrivateRun, model_randomness
+from adamas.run.loop import PrivateRun
 from adamas.sampling import Sampler, Shuffled, TruncatedPoisson
 
 LARGEST = 512
@@ -28,7 +29,8 @@ class FullBatch:
     Attributes:
         places: Its examples, by their places in the data set.
         chosen: The positions of the examples to examine one by one, the most extreme ones first: those of
-            the largest and smallest losses, gradients and inputs.
+            the largest and smallest losses, gradients and inputs. Those without a finite gradient are among
+            them only if all are such; one of these is in the first micro-batch, beside the chosen ones.
         micro_batch_size: How many are processed at once; the chosen ones are in the first micro-batch.
     """
 
@@ -47,12 +49,23 @@ def full_batch(run: PrivateRun, examples: int) -> FullBatch:
     n = dataset_length(run.loader.dataset)
     places = spread(n, min(_usual_most(run.loader.sampler), LARGEST))
     micro = min(run.loader.micro_batch_size or len(places), len(places))
-    noted = [*_extremes(run, places, micro), *spread(len(places), examples)]
-    chosen = list(dict.fromkeys(noted))[: min(examples, micro)]
+    measured, unusable = _measured(run, places, micro)
+    usable = [i for i in range(len(places)) if i not in unusable] or list(range(len(places)))
+    noted = [*_extremes(measured[:, usable].nan_to_num()), *spread(len(usable), examples)]
+    most = min(examples, max(1, micro - 1) if unusable else micro)
+    chosen = [usable[i] for i in dict.fromkeys(noted)][:most]
     slots = spread(micro, len(chosen))
-    others = iter([place for i, place in enumerate(places) if i not in chosen])
-    taken = dict(zip(slots, (places[i] for i in chosen), strict=True))
-    return FullBatch([taken[i] if i in taken else next(others) for i in range(len(places))], slots, micro)
+    others = [i for i in range(len(places)) if i not in chosen]
+    others.sort(key=lambda i: i not in unusable[:1])  # one that is not usable first
+    left, taken = iter(others), dict(zip(slots, chosen, strict=True))
+    order = [taken[i] if i in taken else next(left) for i in range(len(places))]
+    return FullBatch([places[i] for i in order], slots, micro)
+
+
+def usable_places(run: PrivateRun, places: Sequence[int]) -> list[int]:
+    """Returns those of a few examples that have a finite gradient, or all of them if none has."""
+    _, unusable = _measured(run, places, run.loader.micro_batch_size or len(places))
+    return [place for i, place in enumerate(places) if i not in unusable] or list(places)
 
 
 def spread(n: int, count: int) -> list[int]:
@@ -69,15 +82,22 @@ def _usual_most(sampler: Sampler) -> int:
     return sampler.batch_size + math.ceil(_DEVIATIONS * math.sqrt(sampler.batch_size * (1 - sampler.rate)))
 
 
-def _extremes(run: PrivateRun, places: list[int], micro: int) -> list[int]:
-    """Returns the positions of the largest and smallest gradient and loss, and of the largest input."""
-    columns = []
+def _measured(run: PrivateRun, places: Sequence[int], micro: int) -> tuple[Tensor, list[int]]:
+    """Returns norms, losses and sizes of the examples, as three rows, and the unusable ones."""
+    columns: list[Tensor] = []
+    unusable: list[int] = []
     for start in range(0, len(places), micro):
         data = examples_of(run, places[start : start + micro])
-        with model_randomness(run.noise.seed, 0):
-            norms = run.make_engine(run.model, run.loss, data).norms(run.geometry())
-        columns.append(torch.stack([norms.cpu(), losses(run, data).double().cpu(), _sizes(data)]))
-    norms, values, inputs = torch.cat(columns, 1).nan_to_num()
+        norms = engine_norms(run, data).double().cpu()
+        if not norms.isfinite().all():
+            unusable += sorted(start + i for i in unusable_rows(run, data))
+        columns.append(torch.stack([norms, losses(run, data).double().cpu(), _sizes(data)]))
+    return torch.cat(columns, 1), unusable
+
+
+def _extremes(measured: Tensor) -> list[int]:
+    """Returns the positions of the largest and smallest gradient and loss, and of the largest input."""
+    norms, values, inputs = measured
     return [
         int(i) for i in (norms.argmax(), values.argmin(), values.argmax(), norms.argmin(), inputs.argmax())
     ]

@@ -1,37 +1,59 @@
 """Checks that each example's gradient is right, and depends on no other example."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from adamas._nests import map_tensors
 from adamas.check.base import FAIL, NOT_APPLICABLE, PASS, Outcome, Replay
-from adamas.check.measures import agree, apart, gradients, length, losses, relative, tolerance
+from adamas.check.measures import (
+    agree,
+    apart,
+    finite,
+    gradients,
+    length,
+    losses,
+    relative,
+    rows_of,
+    tolerance,
+    unusable_rows,
+)
 from adamas.check.replay import examples_of
 from adamas.run.loop import PrivateRun, model_randomness
+
+NONE_USABLE = "no example of the batch has a finite gradient"
 
 
 def mixed_examples(replay: Replay) -> Outcome:
     """Exchanges and removes the other examples of a batch, and compares one example's gradient."""
-    count, moved = len(replay.batch.together), 0.0
+    count, moved, compared = len(replay.batch.together), 0.0, False
     if count < 2:
         return NOT_APPLICABLE, "the data set has one example, or micro_batch_size is 1"
     for run in (replay.still, replay.later):
         data, pairs = examples_of(run, replay.batch.together), []
-        for i in replay.in_time(replay.batch.chosen):
+        unusable = unusable_rows(run, data)
+        usable = [j for j in range(count) if j not in unusable]
+        if not usable:
+            continue
+        # Autograd multiplies what is NaN by 0, so that it would spoil the gradients of all examples.
+        sound = rows_of(data, [j if j in usable else usable[0] for j in range(count)])
+        if unusable and not agree(losses(run, data)[usable], losses(run, sound)[usable]):
+            return FAIL, f"{len(unusable)} examples without a finite gradient change the losses of the others"
+        for i in replay.in_time(i for i in replay.batch.chosen if i in usable):
             others = [(j // 2 * 2 + count // 2) % count for j in range(count)]  # every other one, and twice
             others[i] = i
-            mine = gradients(run, data, i)
-            pairs.append(apart(mine, gradients(run, _rows(data, others), i)))
+            mine = gradients(run, sound, i)
+            pairs.append(apart(mine, gradients(run, rows_of(sound, others), i)))
             if not replay.random:  # alone, dropout would draw another mask
-                pairs.append(apart(mine, gradients(run, _rows(data, [i]), 0)))
-        moved = max(moved, relative(pairs))
-    compared = "exchanged" if replay.random else "exchanged, and taken away"
+                pairs.append(apart(mine, gradients(run, rows_of(sound, [i]), 0)))
+        moved, compared = max(moved, relative(pairs)), compared or bool(pairs)
+    if not compared:
+        return NOT_APPLICABLE, NONE_USABLE
+    changed = "exchanged" if replay.random else "exchanged, and taken away"
     seen = (
-        f"the other {count - 1} examples of a batch {compared}, at the start and after "
+        f"the other {count - 1} examples of a batch {changed}, at the start and after "
         f"{replay.later.steps_done} steps: a gradient moved by {moved:.2g} of itself"
     )
     return (PASS if moved <= tolerance(replay.still) else FAIL), seen
@@ -55,11 +77,11 @@ def dropout(replay: Replay) -> Outcome:
     run, rows = replay.still, max(8, len(replay.batch.together))
     data = examples_of(run, replay.few())
     last = len(replay.few()) - 1
-    copies = [losses(run, _rows(data, [i] * rows)) for i in range(min(4, last + 1))]
+    copies = [losses(run, rows_of(data, [i] * rows)) for i in range(min(4, last + 1))]
     if all(agree(repeated, repeated[:1].expand_as(repeated)) for repeated in copies):
         return FAIL, f"{rows} copies of an example have one mask"
     for i, alike in enumerate(copies):
-        others = losses(run, _rows(data, [i, *[last if i != last else 0] * (rows - 1)]))
+        others = losses(run, rows_of(data, [i, *[last if i != last else 0] * (rows - 1)]))
         if not agree(alike[:1], others[:1]):
             return FAIL, "an example's mask depends on the other examples"
     return PASS, f"{rows} copies of an example have masks of their own, whatever the other examples are"
@@ -68,9 +90,9 @@ def dropout(replay: Replay) -> Outcome:
 def autograd_gradients(replay: Replay) -> Outcome:
     """Compares the engine's gradients and norms on a batch with plain autograd, example by example."""
     differences = [_against_autograd(run, replay, None) for run in (replay.still, replay.later)]
-    if None in differences:
-        return NOT_APPLICABLE, "the forward draws random values in evaluation mode, too"
-    most = max(value for value in differences if value is not None)
+    if isinstance(first := differences[0], str):
+        return NOT_APPLICABLE, first
+    most = max(value for value in differences if not isinstance(value, str))
     seen = (
         f"engine {replay.still.engine}, {len(replay.batch.together)} examples at a time, at the start and "
         f"after {replay.later.steps_done} steps: gradients and norms differ from autograd's by {most:.2g} "
@@ -89,39 +111,36 @@ def tied_parameters(replay: Replay) -> Outcome:
     if not tied:
         return NOT_APPLICABLE, "no trainable parameter has two names"
     most = _against_autograd(run, replay, set(tied))
-    if most is None:
-        return NOT_APPLICABLE, "the forward draws random values in evaluation mode, too"
+    if isinstance(most, str):
+        return NOT_APPLICABLE, most
     words = ", ".join(" = ".join(map(repr, found)) for found in tied.values())
     seen = f"{words}: engine {run.engine} differs from autograd by {most:.2g}"
     return (PASS if most <= tolerance(run) else FAIL), seen
 
 
-def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | None:
-    """Measures how far the engine is from autograd, in gradients and norms; None if masks cannot be fixed."""
+def _against_autograd(run: PrivateRun, replay: Replay, params: set[Tensor] | None) -> float | str:
+    """Measures how far the engine is from autograd, in gradients and norms; a text says why it cannot."""
     data, geometry = examples_of(run, replay.batch.together), run.geometry()
     weighed, measured = [], []
     with _at_rest(run, replay.random):
         if replay.random and not all(
             agree(losses(run, data, step=0), losses(run, data, step=step)) for step in range(1, 5)
         ):
-            return None
+            return "the forward draws random values in evaluation mode, too"
         for i in replay.in_time(replay.batch.chosen):
-            expected = gradients(run, _rows(data, [i]), 0)
+            expected = gradients(run, rows_of(data, [i]), 0)
             with model_randomness(run.noise.seed, 0):
                 engine = run.make_engine(run.model, run.loss, data)
                 norm = float(engine.norms(geometry)[i])
                 weights = torch.zeros(len(replay.batch.together), dtype=torch.float64)
                 weights[i] = 1.0
                 found = engine.weighted_sum(weights.to(next(iter(expected)).device))
+            if not math.isfinite(norm) and not finite(expected):
+                continue  # unusable, as the engine says
             stated = length({p: geometry.whiten(p, g.double()) for p, g in expected.items()})
             measured.append((abs(norm - stated), stated))
             weighed.append(apart({p: g for p, g in expected.items() if params is None or p in params}, found))
-    return max(relative(weighed), relative(measured))
-
-
-def _rows(data: Any, rows: list[int]) -> Any:
-    """Makes another batch of some rows."""
-    return map_tensors(lambda x: x[torch.tensor(rows, device=x.device)], data)
+    return max(relative(weighed), relative(measured)) if measured else NONE_USABLE
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from adamas._guards.state import unchanged
 from adamas.check.base import FAIL, PASS, Outcome, Replay
+from adamas.check.measures import engine_norms
 from adamas.check.replay import examples_of
 from adamas.loading import dataset_length
-from adamas.run.loop import PrivateRun, model_randomness
+from adamas.run.loop import PrivateRun
 
 _CHUNK = 512
 
@@ -68,11 +67,6 @@ def usable_examples(replay: Replay) -> Outcome:
 
 def _finite(run: PrivateRun, places: list[int]) -> int:
     size = min(run.loader.micro_batch_size or _CHUNK, _CHUNK)
-    count = 0
     with unchanged(run.model, run.loss):
-        for start in range(0, len(places), size):
-            data = examples_of(run, places[start : start + size])
-            with model_randomness(run.noise.seed, run.steps_done):
-                norms = run.make_engine(run.model, run.loss, data).norms(run.geometry())
-            count += int(torch.isfinite(norms).sum())
-    return count
+        chunks = (places[start : start + size] for start in range(0, len(places), size))
+        return sum(int(engine_norms(run, examples_of(run, chunk)).isfinite().sum()) for chunk in chunks)

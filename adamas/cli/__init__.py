@@ -9,6 +9,7 @@ import sys
 import typer
 
 from adamas.cli.app import app
+from adamas.cli.messages import on_the_command_line
 
 # isort: off
 # In the order of the commands in the help.
@@ -41,5 +42,5 @@ _UsageError: type[Exception] = next(
 def _complain(message: str) -> int:
     if not message:  # help was asked for by giving no argument
         return 0
-    print(f"adamas: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"adamas: error: {on_the_command_line(message)}", file=sys.stderr)
     return 2

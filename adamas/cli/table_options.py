@@ -22,7 +22,7 @@ Classes = Annotated[
 ]
 TargetBounds = Annotated[str | None, typer.Option(help="LOW:HIGH of a target that is a number.")]
 Bounds = Annotated[
-    list[str] | None, typer.Option(help="COLUMN=LOW:HIGH of a numeric column, known in public.")
+    list[str] | None, typer.Option(help="COLUMN=LOW:HIGH: usual range of a numeric column, known in public.")
 ]
 Categories = Annotated[
     list[str] | None, typer.Option(help="COLUMN=A,B,...: values of another column, known in public.")
@@ -95,6 +95,10 @@ def _by_column(texts: Sequence[str] | None, option: str) -> list[tuple[str, str]
     for text, (column, _, value) in zip(texts or [], parts, strict=True):
         if not column or not value:
             raise ValueError(f"Expected {option} COLUMN=VALUES, got {text!r}.")
+    columns = [column for column, _, _ in parts]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise ValueError(f"Expected {option} {column}= once, got it {columns.count(column)} times.")
     return [(column, value) for column, _, value in parts]
 
 

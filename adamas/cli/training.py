@@ -145,7 +145,7 @@ def train(
     console.print(f"epsilon         {shown_bound(result['epsilon'])}  {paid}")
     # The words stand below one another.
     if "test_scores" in result:
-        for name, words in told(result["test_scores"]):
+        for name, words in told(result):
             console.print(f"{name:14}  {words}")
     else:
         name = "held out      " if data.endswith(VALIDATION) else "test accuracy "

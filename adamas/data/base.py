@@ -22,6 +22,7 @@ class Data:
         input_shape: The shape of an input.
         classes: The number of classes; 1 if the label is a number.
         target_bounds: For a label that is a number: what its values -1 and 1 stand for.
+        left_out: Examples that were left out of `test` because they have no known label.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Data:
     input_shape: tuple[int, ...]
     classes: int
     target_bounds: tuple[float, float] | None = field(default=None, kw_only=True)
+    left_out: int = field(default=0, kw_only=True)
 
     def with_validation(self, share: float = 0.1) -> "Data":
         """Returns the same task for choosing hyperparameters: a held-out part of `train` becomes `test`.
@@ -62,6 +64,13 @@ class Data:
             train=_take(self.train, order[held_out:]),
             test=_take(self.train, order[:held_out]),
         )
+
+    def with_known_test_labels(self) -> "Data":
+        """Returns the same task without the test examples that have no known label."""
+        assert isinstance(self.test, TensorDataset)
+        known = self.test.tensors[0].isfinite().all(1)
+        test = TensorDataset(*(values[known] for values in self.test.tensors))
+        return replace(self, test=test, left_out=int((~known).sum()))
 
 
 def _public_order(size: int) -> Tensor:

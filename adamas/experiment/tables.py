@@ -83,8 +83,15 @@ def check_has_rows(data: Data) -> None:
         )
 
 
-def told(scores: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Returns the scores as words, each with its title, for the command line."""
+def told(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the scores of a result as words, each with its title, for the command line."""
+    scores: Mapping[str, float | None] = result["test_scores"]
+    rows, left_out = result["test_rows"], result.get("test_rows_left_out", 0)
+    counted = f"{rows}" if not left_out else f"{rows} of {rows + left_out}: the others have no known label"
+    return [*_scores(scores), ("scored rows", counted)]
+
+
+def _scores(scores: Mapping[str, float | None]) -> list[tuple[str, str]]:
 
     def words(name: str, percent: bool = False) -> str:
         value = scores.get(name)

@@ -35,7 +35,10 @@ def task(settings: Settings, load: Callable[..., Data] = load) -> tuple[nn.Modul
     data = source(name)(**settings.data_options) if is_table(name) else load(name, **settings.data_options)
     whole = initial_model(settings, data)
     model, data = on_activations(whole, data)
-    return whole, model, data if name == settings.data else data.with_validation()
+    if name != settings.data:
+        data = data.with_validation()
+        data = data.with_known_test_labels() if is_table(name) else data
+    return whole, model, data
 
 
 def initial_model(settings: Settings, data: Data) -> nn.Module:

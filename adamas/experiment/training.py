@@ -291,7 +291,7 @@ def _result(run: PrivateRun, settings: Settings, data: Data) -> dict[str, Any]:
     }
     if is_table(settings.data):
         result["test_scores"] = table_scores(run.model, data)
-        result["test_rows"] = len(data.test)
+        result["test_rows"], result["test_rows_left_out"] = len(data.test), data.left_out
     if settings.seed is not None:
         result["note"] = SEED_WARNING
     return result

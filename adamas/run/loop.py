@@ -17,7 +17,7 @@ from adamas._progress import progress_bar
 from adamas.accounting import Spending
 from adamas.accounting.journal import Release
 from adamas.callbacks.base import Callback
-from adamas.callbacks.early_stopping import check_resumable
+from adamas.callbacks.early_stopping import check_paid, check_resumable
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
 from adamas.engines import ENGINES, FAST, READS_VALUES, Engine, EngineFactory, Loss
 from adamas.loading import Batch, Loader
@@ -119,6 +119,10 @@ class PrivateRun(RunParts):
         return self.steps - self.steps_done
 
     def __iter__(self) -> Iterator[Step]:
+        with together(self.ranks):
+            check_paid(
+                self.callbacks, done=self.steps_done, total=self.steps, steps_per_epoch=self.steps_per_epoch
+            )
         with progress_bar(
             self.progress, self.steps_done, self.steps, self.epsilon_bound, private=self.private
         ) as advance:

@@ -18,10 +18,14 @@ class RuleState:
     """Notices a state that was loaded into a rule from outside its run.
 
     One object watches a rule for all runs of this process that use it.
+
+    Attributes:
+        remedy: What loads such a state together with its ledger, for the message.
     """
 
     def __init__(self, rule: torch.optim.Optimizer) -> None:
         self._foreign = False
+        self.remedy = "adamas.load or run.load_state_dict"
         noticed = weakref.WeakMethod(self._notice)
 
         def loaded(_: torch.optim.Optimizer) -> None:
@@ -57,8 +61,8 @@ class RuleState:
         if self._foreign:
             raise RuntimeError(
                 "A state was loaded into the rule (rule.load_state_dict) whose releases are not in this "
-                "run's ledger: its epsilon would be too low. Continue the run that made them by adamas.load "
-                "or run.load_state_dict, which also restore the rule."
+                "run's ledger: its epsilon would be too low. Continue the run that made them by "
+                f"{self.remedy}, which also restores the rule."
             )
 
     @contextmanager

@@ -88,5 +88,6 @@ def suggest(
             passes.reason,
             clip.reason,
             choices.outlook(request, noise),
+            *choices.hints(request, batch.value),
         ),
     )

@@ -30,6 +30,13 @@ SMALLEST_BATCH = 16
 """A batch has this many examples at least, even if that leaves fewer steps."""
 
 
+TABLE_PARAMETERS = 2000
+"""With at most as many parameters the model may be a linear one of a table."""
+
+LARGE_BATCH = 1024
+"""Batches of this size or more get a hint about memory."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A setting that was chosen, and why."""
@@ -159,6 +166,24 @@ def outlook(request: Request, noise: RunNoise) -> str:
             "raise epsilon."
         )
     return text
+
+
+def hints(request: Request, batch_size: int) -> list[str]:
+    """Says what else to look at: settings for tables if there are few parameters, memory of large batches."""
+    found = []
+    if request.parameters <= TABLE_PARAMETERS:
+        found.append(
+            f"tables: {request.parameters:,} parameters may be those of a linear model of a table. For a "
+            "table in a file, use `adamas train --data FILE` or adamas.tabular instead: they have settings "
+            "of their own from trials on six tables (docs/tables.md), with rates up to 0.1 that fall to 0. "
+            "The numbers above come from images and one table, at constant rates."
+        )
+    if batch_size >= LARGE_BATCH:
+        found.append(
+            f"memory: {batch_size} examples of a step need not be in memory together. "
+            "micro_batch_size=... processes fewer at once and does not change the result."
+        )
+    return found
 
 
 def clip_norm() -> Choice:

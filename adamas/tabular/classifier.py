@@ -16,7 +16,7 @@ from adamas.tabular.encoding import codes_of
 from adamas.tabular.network import binary_loss, classes_loss
 from adamas.tabular.scores import class_scores
 from adamas.tabular.statistics import class_histogram
-from adamas.tabular.tables import as_target
+from adamas.tabular.tables import as_target, check_kind
 
 PUBLIC = "public"
 BALANCED = "balanced"
@@ -32,9 +32,10 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         epsilon: The budget of one `fit`. Each `fit` spends it anew: a search over a grid of settings, or
             cross-validation, on the same rows adds up, which `data_ledger` accounts for.
         delta: The delta of the guarantee; None for 1e-5, or 0.1/N if that is less.
-        bounds: The least and largest value of the numeric columns: a pair for all of them, or a pair for each
-            by its name. In place of a pair, "private" pays for noisy bounds from the budget. Values are
-            clipped to the bounds and scaled by them. Columns of an array are called x0, x1, ...
+        bounds: The usual range of the numeric columns: a pair for all of them, or a pair for each by its
+            name. In place of a pair, "private" pays for noisy bounds from the budget. Values are clipped to
+            the bounds and scaled by them, so tight bounds train better than wide ones. Columns of an array
+            are called x0, x1, ...
         categories: The values of the other columns, by name. In place of values, "dtype" confirms that those
             which a pandas categorical type declares are public; `categories="dtype"` does so for all columns.
             Other and missing values share one category more.
@@ -167,6 +168,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             "accuracy", "majority_accuracy", "auc", "brier", "prior_brier" as `class_scores` explains them,
             and "rows", the number of rows with a known label, which alone are scored.
         """
+        check_kind(y, self.classes_)
         codes = codes_of(as_target(y), self.classes_.tolist())
         scores = class_scores(self.predict_proba(X)[codes >= 0], codes[codes >= 0])
         return scores | {"rows": int((codes >= 0).sum())}
@@ -174,6 +176,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     def _task(self, y: Any) -> Task:
         labels = as_target(y)
         self.classes_ = self._classes(labels)
+        check_kind(y, self.classes_)
         known = self.classes_.tolist()
         codes = codes_of(labels, known)
         weights = self._class_weights(known)
@@ -221,7 +224,10 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             if label not in known:
                 raise ValueError(f"Expected class_weight of labels among {known!r}, got one of {label!r}.")
             _validate.non_negative(**{f"class_weight[{label!r}]": weight})
-        return _relative(np.array([float(given.get(label, 1.0)) for label in known]))
+        weights = np.array([float(given.get(label, 1.0)) for label in known])
+        if not weights.any():
+            raise ValueError(f"Expected class_weight={given!r} to be above 0 for one class at least.")
+        return _relative(weights)
 
 
 def _occurring(labels: np.ndarray) -> np.ndarray:
@@ -241,4 +247,4 @@ def _occurring(labels: np.ndarray) -> np.ndarray:
 
 def _relative(weights: np.ndarray) -> np.ndarray:
     """Divides weights by the largest one."""
-    return np.asarray(weights / (weights.max() or 1.0))
+    return np.asarray(weights / weights.max())

@@ -23,7 +23,7 @@ _EMPTY: Any = {"keep_default_na": False, "na_values": [""]}  # texts such as "NA
 
 def column_names(path: str | Path) -> list[str]:
     """Returns the names of the columns of a file, which are public."""
-    path = Path(path)
+    path = _file(path)
     if path.suffix == ".csv":
         return [str(name) for name in _csv(path, nrows=0).columns]
     return list(_parquet().read_schema(path).names)
@@ -31,7 +31,7 @@ def column_names(path: str | Path) -> list[str]:
 
 def column_types(path: str | Path) -> dict[str, str]:
     """Returns "number" or "text" for each column of a Parquet file; CSV has no types, so nothing for it."""
-    path = Path(path)
+    path = _file(path)
     if path.suffix == ".csv":
         return {}
     empty = _parquet().read_schema(path).empty_table().to_pandas()
@@ -43,15 +43,34 @@ def column_types(path: str | Path) -> dict[str, str]:
 
 def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
     """Reads columns of a file. Values of CSV stay texts, so that no row decides on the type of others."""
-    path = Path(path)
+    path = _file(path)
     known = column_names(path)
     for name in columns:
         if name not in known:
             raise ValueError(f"Expected columns of {path} among {known}, got {name!r}.")
+        if _header(path).count(name) > 1:
+            raise ValueError(f"Expected {path} with one column of name {name!r}, got several.")
     if path.suffix != ".csv":
         return _of_parquet(_parquet().read_table(path, columns=list(columns)), path)
     table = _csv(path, usecols=list(columns), dtype=str, **_EMPTY)
     return table[list(columns)].apply(lambda texts: texts.str.strip())
+
+
+def _file(path: str | Path) -> Path:
+    """Returns the path of a table; raises unless it is a file that ends as one."""
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"Expected a table in a file that ends in .csv or .parquet, got {path}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a file {path}, found none.")
+    return path
+
+
+def _header(path: Path) -> list[str]:
+    """Returns the names of the columns as the file has them; pandas would number those that are the same."""
+    if path.suffix != ".csv":
+        return column_names(path)
+    return list(_csv(path, nrows=1, header=None, dtype=str, **_EMPTY).iloc[0])
 
 
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
@@ -90,8 +109,8 @@ def load_table(
         path: A file that ends in .csv or .parquet.
         target: The column to predict.
         classes: Its labels; "public" reads them off the file, where their set is public.
-        target_bounds: Or its least and largest value, for a number.
-        bounds: The least and largest value of numeric columns, by name. Columns without bounds or categories
+        target_bounds: Or its usual range, for a number.
+        bounds: The usual range of numeric columns, by name. Columns without bounds or categories
             are not read.
         categories: The values of other columns, by name.
         test_file: Another file, with the test rows.
@@ -104,22 +123,32 @@ def load_table(
         )
     text = Path(path).suffix == ".csv"
     schema = _schema(bounds or {}, categories or {}, text=text)
+    if test_file is not None:
+        _file(test_file)
     if target in (bounds or {}) or target in (categories or {}):
         raise ValueError(f"Expected the target {target!r} to be no other column.")
     columns = [str(column.name) for column in schema.columns]
     rows = read_table(path, [*columns, target])
     known = None if target_bounds is not None else _labels(classes, rows[target], text=text)
+    if known is not None and not text:
+        _check_kind(known, target, _parquet().read_schema(path).field(target).type)
     pair = None if target_bounds is None else checked_bounds(target_bounds, "target_bounds")
     train = _examples(rows, schema, target, known, pair)
     data = Data(path, train, train, (schema.width,), 1 if known is None else len(known), target_bounds=pair)
     if test_file is None:
+        held_out = round(test_fraction * len(rows))
+        if not 0 < held_out < len(rows):
+            raise ValueError(
+                f"Expected test_fraction={test_fraction!r} to leave rows for training and for testing, but "
+                f"{held_out} of {len(rows)} would be test rows."
+            )
         data = replace(data.with_validation(test_fraction), name=path)
     else:
         if Path(test_file).suffix != Path(path).suffix:
             raise ValueError(f"Expected test_file={test_file!r} of the same kind as {path!r}.")
         tested = read_table(test_file, [*columns, target])
         data = replace(data, test=_examples(tested, schema, target, known, pair))
-    return replace(data, test=_usable(data.test))
+    return data.with_known_test_labels()
 
 
 def _schema(bounds: Mapping[str, Any], categories: Mapping[str, Any], *, text: bool) -> Schema:
@@ -155,6 +184,20 @@ def _labels(classes: Any, values: pd.Series, *, text: bool) -> tuple[Any, ...]:
     return known
 
 
+def _check_kind(classes: tuple[Any, ...], target: str, stored: Any) -> None:
+    """Raises if no label of a column of Parquet can be one of the classes, as its type says."""
+    from pyarrow import types
+
+    numbers_stored = types.is_integer(stored) or types.is_floating(stored) or types.is_boolean(stored)
+    texts_stored = types.is_string(stored) or types.is_large_string(stored)
+    texts = [isinstance(label, str) for label in classes]
+    if (numbers_stored and all(texts)) or (texts_stored and not any(texts)):
+        raise TypeError(
+            f"Expected classes={list(classes)!r} of the type of {target!r}, which is {stored}: no row would "
+            "have a known label. Give them in a schema, where texts have quotes and numbers have none."
+        )
+
+
 def _examples(
     rows: pd.DataFrame,
     schema: Schema,
@@ -174,12 +217,6 @@ def _examples(
         labels = torch.from_numpy(np.maximum(codes, 0))
     inputs[unknown] = np.nan
     return TensorDataset(torch.from_numpy(inputs), labels)
-
-
-def _usable(examples: Any) -> TensorDataset:
-    x, y = examples.tensors
-    kept = x.isfinite().all(1)
-    return TensorDataset(x[kept], y[kept])
 
 
 def _of_parquet(table: Any, path: Path) -> pd.DataFrame:

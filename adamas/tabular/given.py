@@ -28,8 +28,6 @@ def given_schema(table: pd.DataFrame, bounds: object, categories: object) -> tup
         ValueError, TypeError: If something is missing or contradicts the table.
     """
     names = list(table.columns)
-    if len(set(names)) < len(names):
-        raise ValueError(f"Expected columns of different names, got {names!r}.")
     texts = _categories(table, categories)
     _known(bounds, names, "bounds")
     columns: list[Column] = []

@@ -25,8 +25,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     Args:
         epsilon: The budget of one `fit`.
         delta: The delta of the guarantee; None for 1e-5, or 0.1/N if that is less.
-        target_bounds: The least and the largest value of the target; or "private", which pays for noisy ones
-            from the budget.
+        target_bounds: The usual range of the target, to which it is clipped; or "private", which pays for
+            noisy bounds from the budget.
         bounds: As in `PrivateClassifier`, and so are all others.
         categories: The values of columns that are no numbers.
         hidden_layer_sizes: Units of the hidden layers; none for linear regression.

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+import numpy as np
+
 Bounds = tuple[float, float]
 """The least and the largest value."""
 
@@ -88,6 +90,8 @@ class Schema:
 
 def is_pair(value: object) -> bool:
     """Tells whether a value is a pair of numbers."""
+    if isinstance(value, np.ndarray):
+        return value.shape == (2,) and value.dtype.kind in "iuf"
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -100,7 +104,7 @@ def checked_bounds(value: object, name: str) -> Bounds:
     """Returns bounds as floats; raises unless they are a pair of finite numbers, the lower one first."""
     if not is_pair(value):
         raise ValueError(f"Expected {name} to be a pair of numbers (low, high), got {value!r}.")
-    assert isinstance(value, Sequence)
+    assert isinstance(value, Sequence | np.ndarray)
     low, high = float(value[0]), float(value[1])
     if not (math.isfinite(low) and math.isfinite(high) and low < high and math.isfinite(high - low)):
         raise ValueError(f"Expected {name} to be finite, with low < high, got {value!r}.")

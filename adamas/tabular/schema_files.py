@@ -26,6 +26,8 @@ def read_schema(path: str | Path) -> dict[str, Any]:
         ValueError: If it is no schema.
     """
     path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a schema in {path}, found no such file.")
     text = path.read_text(encoding="utf-8")
     try:
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -49,7 +51,7 @@ def skeleton(path: str | Path) -> str:
     return "\n".join(
         [
             _HEAD.format(name=Path(path).name),
-            "[bounds]  # the least and largest possible value of numbers",
+            "[bounds]  # the usual range of numbers: tight ones train better, and values outside are clipped",
             *lists["number"],
             "",
             "[categories]  # all values that are known; others share one category more",

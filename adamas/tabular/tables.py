@@ -30,6 +30,9 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
                 f"Found a table with {len(x)} sample(s) and {len(x.columns)} feature(s) (shape={x.shape}) "
                 "while a minimum of 1 is required."
             )
+        twice = x.columns[x.columns.duplicated()]
+        if len(twice):
+            raise ValueError(f"Expected columns of different names, got several of name {twice[0]!r}.")
         return x
     if isinstance(x, list | tuple):
         array = _cells(x)
@@ -69,6 +72,39 @@ def as_target(y: Any) -> np.ndarray:
     if vector.ndim != 1:
         raise ValueError(f"y should be a 1d array, got an array of shape {vector.shape} instead.")
     return vector
+
+
+def check_kind(y: Any, classes: np.ndarray) -> None:
+    """Raises if no label of `y` can be one of the classes, as the types say; values are not looked at.
+
+    Args:
+        y: The target. What has no type of its own, such as a list or an array of objects, may hold anything.
+        classes: The labels.
+
+    Raises:
+        TypeError: If one of them holds numbers, and the other one texts.
+    """
+    if isinstance(y, pd.DataFrame) and len(y.columns) == 1:
+        y = y.iloc[:, 0]
+    pandas = isinstance(y, pd.Series | pd.Index | pd.DataFrame | ExtensionArray)
+    dtype = getattr(y, "dtype", np.dtype(object)) if pandas else _vector(y, "y").dtype
+    kind, expected = _kind(dtype), _kind(classes.dtype)
+    if kind is not None and expected is not None and kind != expected:
+        raise TypeError(
+            f"Expected y of {expected}, as classes={classes.tolist()!r} are, got y of {kind} (type {dtype}): "
+            "no row would have a known label. Give both as numbers, or both as texts."
+        )
+
+
+def _kind(dtype: Any) -> str | None:
+    """Tells what values of a type are; None if they may be anything."""
+    if isinstance(dtype, pd.CategoricalDtype):
+        return _kind(dtype.categories.dtype)
+    if isinstance(dtype, pd.StringDtype):
+        return "texts"
+    if pd.api.types.is_numeric_dtype(dtype):  # truth values, too, which equal 0 and 1
+        return "numbers"
+    return {"U": "texts", "S": "bytes", "M": "dates", "m": "durations"}.get(getattr(dtype, "kind", "O"))
 
 
 def row_weights(sample_weight: Any, rows: int) -> np.ndarray:

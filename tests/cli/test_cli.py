@@ -160,7 +160,7 @@ def test_the_calculators_agree_with_the_published_values(capsys):
         (["train", *QUICK, "--set", "magic=1"], "floor"),
         (["train", *QUICK, "--set", "floor=0"], "floor"),
         (["train", *QUICK, "--lr", "-1"], "lr=-1"),
-        (["train", *QUICK, "--delta", "0.1"], "allow_large_delta"),
+        (["train", *QUICK, "--delta", "0.1"], "--allow-large-delta"),
         (["train", *QUICK, "--batch-size", "5000"], "batch_size=5000"),
         (["epsilon", "--noise-multiplier", "1", "--sampling-rate", "2", "--steps", "1"], "sampling_rate=2"),
         (["epsilon", "--noise-multiplier", "1", "--steps", "1"], "--sampling-rate"),

@@ -79,7 +79,27 @@ def test_the_console_shows_what_a_constant_reaches(folder, capsys):
     assert f"{scores['accuracy']:.2%}  (the majority: {scores['majority_accuracy']:.2%})" in out
     assert f"test AUC        {scores['auc']:.4g}" in out
     assert f"test Brier      {scores['brier']:.4g}" in out
+    assert "scored rows     100\n" in out
     assert "no finite gradient" not in out
+
+
+def test_rows_that_are_not_scored_are_told(folder, capsys):
+    table, labels, _ = patients(N)
+    words = np.where(labels == 1, "sick", "well")
+    table.assign(outcome=words).to_csv("patients.csv", index=False)
+    (folder / "patients.toml").write_text(SCHEMA.replace("[0, 1]\n[", '["sick", "wel"]\n['))
+    result, out, _ = trained(capsys, "--data", "patients.csv", "--schema", "patients.toml")
+    assert result["test_rows"] + result["test_rows_left_out"] == 100
+    assert f"scored rows     {result['test_rows']} of 100: the others have no known label" in out
+    assert result["test_rows"] < 90
+
+
+def test_validation_rows_without_a_label_are_not_scored(folder, capsys):
+    table, labels, _ = patients(N)
+    table.assign(outcome=np.where(np.arange(N) % 2, labels, 7)).to_csv("patients.csv", index=False)
+    result, _, _ = trained(capsys, "--data", "patients.csv/validation", "--schema", "patients.toml")
+    assert result["test_rows"] + result["test_rows_left_out"] == 40
+    assert result["test_rows"] < 35
 
 
 def test_a_number_and_a_test_file(folder, capsys):
@@ -151,7 +171,25 @@ def test_a_run_on_a_table_resumes(folder, capsys):
         (["--data", "patients.csv", "--schema", "patients.toml", "--bounds", "age"], "COLUMN=VALUES"),
         (["--data", "patients.csv", "--schema", "patients.toml", "--bounds", "age=1"], "LOW:HIGH"),
         (["--data", "patients.csv", "--schema", "patients.toml", "--hops", "2"], "--hops"),
-        (["--data", "nowhere.csv", "--schema", "patients.toml"], "nowhere.csv"),
+        (["--data", "nowhere.csv", "--schema", "patients.toml"], "Expected a file nowhere.csv, found none."),
+        (["--data", "patients.csv", "--schema", "a.toml"], "Expected a schema in a.toml, found no such file"),
+        (
+            ["--data", "patients.csv", "--schema", "patients.toml", "--test-file", "a.csv"],
+            "Expected a file a.csv, found none.",
+        ),
+        (
+            ["--data", "patients.csv", "--schema", "patients.toml", "--test-fraction", "1.5"],
+            "Expected --test-fraction 1.5 to leave rows",
+        ),
+        (
+            ["--data", "patients.csv", *("--bounds", "age=0:9", "--bounds", "age=0:120")],
+            "Expected --bounds age= once, got it 2 times",
+        ),
+        (
+            ["--data", "patients.csv", "--target", "outcome", "--bounds", "age=0:9"],
+            "Give --classes public if",
+        ),
+        (["--data", "patients.csv", "--schema", "patients.toml", "--delta", "0.1"], "--allow-large-delta."),
         (
             [
                 "--data",
@@ -172,6 +210,12 @@ def test_what_is_wrong_is_one_line(folder, capsys, arguments, message):
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_schema_is_of_a_table(folder, capsys):
+    code, _, err = call(capsys, "schema", "common.py")
+    assert code == 2
+    assert "ends in .csv or .parquet, got common.py" in err
 
 
 def test_a_schema_is_begun_from_names_and_never_replaced(folder, capsys):

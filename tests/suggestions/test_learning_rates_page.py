@@ -205,3 +205,18 @@ def test_the_page_exists_where_the_rules_point_to():
         text = " ".join((rule.__doc__ or "").split())
         assert ("docs/learning_rates.md" in text) != ("not come from trials" in text)
     assert Path(ROOT / "docs/learning_rates.md").exists()
+
+
+@pytest.mark.slow  # importing pandas takes seconds
+def test_what_is_said_about_tables_is_what_tables_have():
+    pytest.importorskip("pandas")
+    from adamas.tabular import defaults
+
+    made = adamas.suggest(n=4000, parameters=17, epsilon=1.0, epochs=20)
+    page = " ".join(PAGE.split())
+    assert f"a constant rate of {made.lr:g} instead" in page
+    rate = f"{defaults.CLASSES_RATE:g} for classes with a schedule that falls to 0"
+    assert f"{rate}, {defaults.EPOCHS} epochs, batches of a tenth of the rows" in page
+    assert (defaults.SCHEDULE, defaults.BATCH_SHARE) == ("linear", 0.1)
+    largest = max(defaults.CLASSES_RATE, defaults.NUMBERS_RATE)
+    assert f"with rates up to {largest:g} that fall to 0" in made.reasons[6]

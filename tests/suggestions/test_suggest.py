@@ -189,7 +189,7 @@ def test_every_number_in_the_reasons_follows_from_the_sizes(memory):
     made = suggested(memory=memory, epochs=None, hours=1.0, examples_per_second=200.0)
     n, p = made.n, made.parameters
     assert (made.steps, made.epochs) == (14 * math.ceil(n / made.batch_size), 14)  # 720,000 examples
-    rule, rate, batch, epochs, clip, outlook = map(numbers, made.reasons)
+    rule, rate, batch, epochs, clip, outlook = map(numbers, made.reasons[:6])
     label = "sgd with momentum 0.9" if made.rule_options else made.rule
     one = evidence.RULES[label]
     named = [x for name, each in evidence.RULES.items() for x in [*numbers(name), each.behind]]
@@ -226,8 +226,27 @@ def test_every_number_in_the_reasons_follows_from_the_sizes(memory):
 
 def test_a_run_with_more_noise_than_any_trial_says_so():
     hopeless = suggested(n=1000, parameters=10_000_000, epsilon=0.5)
-    assert "expect little" in hopeless.reasons[-1]
-    assert "expect little" not in suggested().reasons[-1]
+    assert "expect little" in hopeless.reasons[5]
+    assert "expect little" not in suggested().reasons[5]
+
+
+def hints(**sizes):
+    return adamas.suggest(**({"epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"} | sizes)).reasons[6:]
+
+
+def test_few_parameters_point_to_the_settings_of_tables():
+    (hint,) = hints(n=4000, parameters=17)
+    assert hint.startswith("tables: 17 parameters")
+    assert "adamas train --data FILE" in hint
+    assert "adamas.tabular" in hint
+    assert hints(n=4000, parameters=choices.TABLE_PARAMETERS + 1) == ()
+
+
+def test_large_batches_point_to_the_size_of_micro_batches():
+    (hint,) = hints(n=60_000, parameters=80_000, epochs=5)
+    assert hint.startswith("memory: 4096 examples")
+    assert "micro_batch_size" in hint
+    assert hints(n=6000, parameters=80_000, epochs=5) == ()
 
 
 def test_the_noise_of_the_mean_is_that_of_averaged_releases():

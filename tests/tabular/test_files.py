@@ -7,7 +7,8 @@ import pytest
 import torch
 
 pd = pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 from adamas.tabular.files import column_names, column_types, load_table, read_table  # noqa: E402
 from adamas.tabular.schema_files import read_schema, skeleton  # noqa: E402
@@ -86,9 +87,33 @@ def test_rows_without_a_known_label_are_no_test_rows(tmp_path):
     path = tmp_path / "patients.csv"
     table.assign(outcome=np.where(np.arange(N) < 30, labels, 7)).to_csv(path, index=False)
     data = load_table(str(path), classes=[0, 1], test_file=str(path), **GIVEN)
-    assert len(data.test) == 30
+    assert (len(data.test), data.left_out) == (30, 20)
     assert int(data.train.tensors[0].isnan().any(1).sum()) == 20
     assert data.train.tensors[0].isnan().all(1).sum() == 20
+
+
+@pytest.mark.parametrize(("target", "classes"), [("outcome", ["0", "1"]), ("ward", [0, 1])])
+def test_classes_of_another_type_than_the_file_says_are_refused(file, target, classes):
+    options = GIVEN | {"target": target, "categories": None, "classes": classes}
+    if file.suffix == ".csv":  # texts, whatever they are
+        assert load_table(str(file), **options).classes == 2
+        return
+    with pytest.raises(TypeError, match="no row would have a known label"):
+        load_table(str(file), **options)
+
+
+def test_a_name_of_two_columns_is_refused_if_it_is_read(file):
+    table = read_table(file, ["age", "pressure", "outcome"]).set_axis(
+        ["age", "age", "outcome"], axis="columns"
+    )
+    if file.suffix == ".csv":
+        table.to_csv(file, index=False)
+    else:
+        columns = [pa.array(table.iloc[:, place]) for place in range(3)]
+        pq.write_table(pa.table(columns, names=["age", "age", "outcome"]), file)
+    assert len(read_table(file, ["outcome"])) == N
+    with pytest.raises(ValueError, match="one column of name 'age'"):
+        read_table(file, ["age"])
 
 
 def test_texts_that_pandas_would_read_as_missing_are_categories(tmp_path):
@@ -117,7 +142,8 @@ def test_texts_that_pandas_would_read_as_missing_are_categories(tmp_path):
         ({"classes": [0, 1], "bounds": {"ward": (0, 1)}}, "in both"),
         ({"classes": [0, 1], "bounds": {}, "categories": {}}, "nothing is read off the data"),
         ({"classes": [0, 1], "bounds": {"age": (1, 0)}}, "low < high"),
-        ({"classes": [0, 1], "test_fraction": 0.001}, "share"),
+        ({"classes": [0, 1], "test_fraction": 0.001}, "test_fraction=0.001 .* 0 of 50"),
+        ({"classes": [0, 1], "test_fraction": 1.5}, "test_fraction=1.5 .* 75 of 50"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(file, change, message):

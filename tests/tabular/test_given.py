@@ -1,9 +1,11 @@
 """The schema follows from what the user gives and from names and types of columns, never from a value."""
 
+import numpy as np
 import pytest
 
 pd = pytest.importorskip("pandas")
 
+from adamas.accounting.data_ledger import DataLedger  # noqa: E402
 from adamas.tabular import Category, Number, PrivateClassifier, PrivateRegressor  # noqa: E402
 from adamas.tabular.given import given_schema  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, FAST, GIVEN, patients  # noqa: E402
@@ -98,6 +100,7 @@ def test_labels_and_target_bounds_are_not_read_off_the_target():
     [
         ({"class_weight": {2: 1.0}}, "class_weight of labels among"),
         ({"class_weight": {1: -1.0}}, "class_weight"),
+        ({"class_weight": {0: 0, 1: 0.0}}, "above 0 for one class"),
         ({"class_weight": "even"}, "class_weight='even'"),
         ({"rule": "adamm"}, "rule"),
         ({"schedule": "step"}, "schedule"),
@@ -118,3 +121,70 @@ def test_a_random_state_is_a_number():
     estimator = PrivateClassifier(**GIVEN, **(FAST | {"classes": [0, 1], "random_state": "a"}))
     with pytest.raises(TypeError, match="random_state='a'"):
         estimator.fit(TABLE, LABELS)
+
+
+NUMBERS, TEXTS = np.arange(60) % 2, np.array(["no", "yes"] * 30)
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y")
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (NUMBERS, ["0", "1"]),
+        (NUMBERS.astype(float), ["0", "1"]),
+        (NUMBERS.astype(bool), ["False", "True"]),
+        (pd.Series(NUMBERS, dtype="Int64"), ["0", "1"]),
+        (pd.Series(NUMBERS).to_frame(), ["0", "1"]),
+        (NUMBERS.astype(str), [0, 1]),
+        (NUMBERS.astype(str).astype("S"), ["0", "1"]),
+        (pd.Series(NUMBERS.astype(str), dtype="string"), [0, 1]),
+        (pd.Series(NUMBERS).astype("category"), ["0", "1"]),
+    ],
+)
+def test_labels_that_cannot_be_one_of_the_classes_are_refused_by_their_type(tmp_path, y, classes):
+    path = tmp_path / "a.ledger"
+    ledger = DataLedger.create(path, epsilon=5, delta=1e-5)
+    estimator = PrivateClassifier(1.0, **GIVEN, **FAST, classes=classes, data_ledger=ledger)
+    for look in (estimator.fit, estimator.count_unusable):
+        with pytest.raises(TypeError, match=r"Expected y of .* Give both as numbers, or both as texts"):
+            look(TABLE, y)
+    assert ledger.epsilon() == 0
+    fitted = PrivateClassifier(1.0, **GIVEN, **FAST, classes=classes).fit(TABLE, [classes[0]] * 60)
+    with pytest.raises(TypeError, match="Expected y of"):
+        fitted.evaluate(TABLE, y)
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (NUMBERS.astype(float), [0, 1]),
+        (NUMBERS.astype(bool), [0, 1]),
+        (NUMBERS, [False, True]),
+        (TEXTS, ["no", "yes"]),
+        (pd.Series(TEXTS, dtype="category"), ["no", "yes"]),
+        (NUMBERS.tolist(), ["0", "1"]),
+        (tuple(TEXTS.tolist()), [0, 1]),
+        (TEXTS.astype(object), [0, 1]),
+        (pd.Series(NUMBERS, dtype=object), ["0", "1"]),
+    ],
+)
+def test_what_has_no_type_of_its_own_may_hold_anything(y, classes):
+    estimator = PrivateClassifier(1.0, **GIVEN, **FAST, classes=classes)
+    assert estimator.count_unusable(TABLE, y).total == 60
+
+
+def test_a_name_of_two_columns_is_refused():
+    table = TABLE.set_axis(["age", "age", "ward"], axis="columns")
+    with pytest.raises(ValueError, match="got several of name 'age'") as raised:
+        PrivateClassifier(1.0, **GIVEN, **FAST, classes=[0, 1]).fit(table, LABELS)
+    assert type(raised.value) is ValueError
+
+
+def test_bounds_may_be_arrays():
+    bounds = {"age": np.array([0, 120]), "pressure": np.array([50.0, 250.0])}
+    assert given_schema(TABLE, bounds, CATEGORIES) == given_schema(TABLE, BOUNDS, CATEGORIES)
+    for wrong in (np.array([0, 120, 3]), np.array([[0, 1]]), np.array([False, True]), np.array(["0", "1"])):
+        with pytest.raises(ValueError, match="to be a pair of numbers"):
+            given_schema(TABLE, wrong, CATEGORIES)
+    with pytest.raises(ValueError, match="low < high"):
+        given_schema(TABLE, np.array([0, np.nan]), CATEGORIES)

@@ -24,6 +24,7 @@ from adamas.loading import Batch
 from adamas.privatize import PrivateGradient
 from adamas.run.make import made
 from adamas.run.probing import probed, probed_before
+from adamas.run.rule_state import RuleState
 from adamas.run.validation import Validated
 
 
@@ -66,6 +67,7 @@ class Training:
         self, arguments: Validated, plan: Plan, replayed: Replayed, *, steps_per_epoch: int, reduction: str
     ) -> None:
         self.run = made(arguments, probed_before(arguments, FAST), plan)
+        RuleState.of(self.run.rule).remedy = "PrivacyEngine.load_checkpoint"
         self.steps_per_epoch = steps_per_epoch
         self._arguments, self._replayed, self._reduction = arguments, replayed, reduction
         self._gate = Gate.of(arguments.rule)
