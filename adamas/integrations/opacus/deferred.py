@@ -218,13 +218,13 @@ def _recorded_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return recorded(func, args, kwargs)
     values = (value for _, value in named_leaves([list(args), kwargs]))
     turn = next(value._turn for value in values if isinstance(value, Deferred))
-    return DeferredLoss(recorded(form.each, (Deferred(Leaf(0), turn), *args), kwargs), form.reduction)
+    return DeferredLoss(recorded(form.each, (Deferred(Leaf(None), turn), *args), kwargs), form.reduction)
 
 
 def _reduced(value: Deferred, reduction: str) -> DeferredLoss:
     """Returns the mean or sum over all of a value."""
     each = reductions.mean_of_each if reduction == "mean" else reductions.sum_of_each
-    return DeferredLoss(recorded(each, (Deferred(Leaf(0), value._turn), value), {}), reduction)
+    return DeferredLoss(recorded(each, (Deferred(Leaf(None), value._turn), value), {}), reduction)
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -119,6 +119,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.original_optimizer!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses copy, deepcopy and pickle: a copy would have no run that makes releases for it."""
+        raise TypeError(
+            "A private optimizer cannot be copied: it steps on the releases of its run. Copy "
+            "optimizer.state_dict(), or save the run by PrivacyEngine.save_checkpoint."
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

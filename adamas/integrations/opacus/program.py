@@ -21,10 +21,11 @@ class Leaf:
     """A tensor of the batch.
 
     Attributes:
-        place: Its number among the tensors of the batch.
+        name: The expression that reaches it, such as `batch['x']`; None for any tensor of the batch, where
+            only the number of examples matters.
     """
 
-    place: int
+    name: str | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,11 +86,11 @@ class Program:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Runs the program on a batch."""
-        tensors = [tensor for _, tensor in named_tensors(batch)]
+        tensors = dict(named_tensors(batch))
         values: dict[Leaf | Node, Any] = {}
         for node in self._order:
             if isinstance(node, Leaf):
-                values[node] = tensors[node.place]
+                values[node] = next(iter(tensors.values())) if node.name is None else tensors[node.name]
                 continue
             args, kwargs = map_leaves((Leaf, Node), values.__getitem__, (list(node.args), dict(node.kwargs)))
             function = model if node.function is None else node.function
@@ -103,7 +104,7 @@ class Program:
         """Returns what the computation is, apart from numbers and constant tensors."""
         places = {node: place for place, node in enumerate(self._order)}
         return tuple(
-            node.place
+            node.name
             if isinstance(node, Leaf)
             else (
                 node.function,

@@ -1,6 +1,5 @@
 """One private training: the run, and the turns of the user's loop."""
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from adamas._guards.collate import Collated
-from adamas._nests import map_leaves
+from adamas._nests import map_leaves, named_tensors
 from adamas._words import limit
 from adamas.accounting import Plan
 from adamas.engines import ENGINES, FAST
@@ -101,8 +100,8 @@ class Training:
 
     def _deferred(self, turn: Turn) -> Any:
         """Returns a batch with a deferred value in place of each tensor."""
-        places = itertools.count()
-        return map_leaves(Tensor, lambda _: Deferred(Leaf(next(places)), turn), self._example)
+        names = (name for name, _ in named_tensors(self._example))
+        return map_leaves(Tensor, lambda _: Deferred(Leaf(next(names)), turn), self._example)
 
     @contextmanager
     def micro_batches(self, size: int) -> Iterator[None]:
