@@ -97,6 +97,7 @@ class DeferredLoss:
 
     __slots__ = ("_each", "_reduction")
     __array_ufunc__ = None
+    __hash__ = object.__hash__
 
     def __init__(self, each: Deferred, reduction: str) -> None:
         self._each, self._reduction = each, reduction
@@ -104,14 +105,24 @@ class DeferredLoss:
     def __repr__(self) -> str:
         return f"DeferredLoss({self._reduction} of private losses)"
 
-    def backward(self) -> None:
+    def backward(
+        self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
         """Releases the private gradient of the batch, and writes it into `p.grad` of each parameter.
+
+        The arguments are those of `Tensor.backward`, and must keep their defaults.
 
         Raises:
             RuntimeError: If the batch was released before, or is not the current one.
             BudgetError: If the budget does not pay for it.
             UnsupportedError: If the examples cannot be told apart.
         """
+        if gradient is not None or retain_graph or create_graph or inputs is not None:
+            raise UnsupportedError(
+                f"Expected backward() without arguments ({user_line()}): a batch is released once, for all "
+                "parameters, and its gradients have none of their own. Scale the loss in place of gradient=, "
+                "and freeze parameters in place of inputs=."
+            )
         turn = self._each._turn
         if self._reduction != turn.reduction:
             raise ValueError(
@@ -258,7 +269,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem"):
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Deferred, f"__{_name}__", _unary(getattr(operator, _name)))
 for _kind in (Deferred, DeferredLoss):
-    for _name in ("bool", "int", "float", "complex", "index", "len", "array", "format"):
+    for _name in ("bool", "int", "float", "complex", "index", "len", "array", "format", "round"):
         setattr(_kind, f"__{_name}__", _refused(f"{_name}()"))
-for _name in ("lt", "le", "gt", "ge"):
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(DeferredLoss, f"__{_name}__", _refused("a comparison"))

@@ -29,6 +29,19 @@ class Gate:
             _gates[optimizer] = cls(optimizer)
         return _gates[optimizer]
 
+    def check_used(self) -> None:
+        """Raises if the last release is still in `p.grad`: another one would not be added to it."""
+        unused = self._release is not None and any(
+            p.grad is gradient and gradient._version == version
+            for p, (gradient, version) in self._written.items()
+        )
+        if unused:
+            raise RuntimeError(
+                "Expected optimizer.step() after each loss.backward(), got a second backward() before it: "
+                "releases do not add up. For gradient accumulation, give the data loader the whole batch_size, "
+                "and take BatchMemoryManager to limit memory. To drop the last release, call zero_grad()."
+            )
+
     def write(self, release: PrivateGradient) -> None:
         """Takes the release of the next step, and writes a copy into `p.grad` of each parameter."""
         self._release = release

@@ -21,6 +21,7 @@ from adamas.integrations.opacus.program import Leaf, Node, Program
 from adamas.integrations.opacus.turn import Turn
 from adamas.loading import Batch
 from adamas.privatize import PrivateGradient
+from adamas.run.arguments import warn_if_evaluating
 from adamas.run.make import made
 from adamas.run.probing import probed, probed_before
 from adamas.run.rule_state import RuleState
@@ -118,6 +119,7 @@ class Training:
 
     def _release(self, loss: Leaf | Node) -> None:
         """Releases the private gradient of the next batch, and hands it to the optimizer."""
+        self._gate.check_used()
         program = self._replayed.program = Program(loss)
         release = concealed(
             lambda: self._private_gradient(program),
@@ -151,6 +153,7 @@ class Training:
     def _choose_engine(self, signature: tuple[Any, ...]) -> None:
         """Tries a new computation on a few examples, and takes the fastest engine that accepts it."""
         if signature not in self._engines:
+            warn_if_evaluating(self._arguments.model, stacklevel=9)
             probes = probed(self._arguments)
             if probes.refusal is not None:
                 warnings.warn(
