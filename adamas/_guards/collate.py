@@ -269,10 +269,6 @@ def _differences(
 ) -> Iterator[tuple[int, str]]:
     """Yields rows of the batch that differ from those of the examples alone, with the names of the parts."""
     rows = dict(named_leaves(together))
-    order = [name for name, value in rows.items() if value is not None]
-    for i, leaves in enumerate(alone):  # the loss may read the parts in their order
-        if len(order) > 1 and [name for name, value in leaves.items() if value is not None] != order:
-            yield i, order[0]
     for name in dict.fromkeys(name for leaves in (rows, *alone) for name in leaves):
         a, parts = rows.get(name), [leaves.get(name) for leaves in alone]
         tensors = [b for b in parts if isinstance(b, Tensor) and b.dim()]
@@ -282,3 +278,7 @@ def _differences(
         padding = pads.setdefault(name, Padding())
         if not padding.agrees_on_all(a, tensors):
             yield from ((i, name) for i, b in enumerate(tensors) if not padding.agrees(a[i : i + 1], b))
+    order = [name for name, value in rows.items() if value is not None]
+    for i, leaves in enumerate(alone):  # the loss may read the parts in their order
+        if len(order) > 1 and [name for name, value in leaves.items() if value is not None] != order:
+            yield i, order[0]

@@ -41,7 +41,7 @@ def check_dataset(dataset: object) -> None:
         raise TypeError(
             f"Expected a data set, got a {type(dataset).__name__}, which is read by columns. Pass "
             "torch.utils.data.TensorDataset(x, y) with x = torch.tensor(table[features].to_numpy(), "
-            "dtype=torch.float32), and y alike."
+            "dtype=torch.float32), and y alike, or take an estimator of adamas.tabular, which fits tables."
         )
     if type(dataset).__module__.startswith("scipy.sparse"):
         raise TypeError(
@@ -50,13 +50,14 @@ def check_dataset(dataset: object) -> None:
         )
     if isinstance(dataset, list | tuple) and dataset and all(_is_dataset(part) for part in dataset):
         raise TypeError(
-            f"Expected one data set, got a {type(dataset).__name__} of {len(dataset)}. Pass one of them, or join "
-            "them by torch.utils.data.ConcatDataset."
+            f"Expected one data set, got a {type(dataset).__name__} of {len(dataset)}. Pass one of them, or "
+            "join them by torch.utils.data.ConcatDataset."
         )
     if _are_columns(dataset):
         raise TypeError(
             f"Expected a data set of examples, got a {type(dataset).__name__} of arrays of one length, each "
-            "with a part of every example. Pass torch.utils.data.TensorDataset(X, y), with tensors."
+            "with a part of every example. Pass torch.utils.data.TensorDataset(X, y), with tensors: X = "
+            "torch.tensor(X.to_numpy(), dtype=torch.float32) for a DataFrame."
         )
 
 

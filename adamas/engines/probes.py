@@ -58,8 +58,8 @@ def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
     if n > 1 and _differ(model, loss, sample, [_example(sample, i) for i in range(n)]):
         if _draws(model, loss, sample):
             raise UnsupportedError(
-                "loss(model, batch) draws random values otherwise than by dropout, so that an example cannot be "
-                "compared with itself alone in its batch. Draw them in the data set's __getitem__, whose "
+                "loss(model, batch) draws random values otherwise than by dropout, so that an example cannot "
+                "be compared with itself alone in its batch. Draw them in the data set's __getitem__, whose "
                 "generators the run seeds, or use dropout."
             )
         raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
@@ -103,10 +103,12 @@ def _differ(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> 
         together = loss(model, sample)
         try:
             single = torch.cat([loss(model, example) for example in alone])
-        except (ArithmeticError, LookupError, RuntimeError) as error:
+        except UnsupportedError:
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             raise UnsupportedError(
                 f"loss(model, batch) fails for a single example ({type(error).__name__}). Let it take a "
-                "batch of one, as sampling may draw it."
+                "batch of one, as sampling may draw it: for example, squeeze(1) in place of squeeze()."
             ) from error
         eps = max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow))
         differ = (together - single).abs() > min(0.1, 1000 * eps) * (1 + single.abs())  # False for NaN

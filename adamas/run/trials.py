@@ -56,9 +56,9 @@ def computing(model: nn.Module, sample: Any) -> Iterator[None]:
     except TypeError as error:
         if _OF_LISTS.search(str(error)):
             raise TypeError(
-                "Expected tensors in the batch, got a list of tensors: torch's default_collate joins examples "
-                "that are lists place by place. Let the data set return each list as a tensor; for Hugging "
-                'Face\'s, use dataset.with_format("torch").'
+                "Expected tensors in the batch, got a list of tensors: torch's default_collate joins "
+                "examples that are lists place by place. Let the data set return each list as a tensor; "
+                "for Hugging Face's, use dataset.with_format('torch')."
             ) from error
         surplus = _NOT_TAKEN.search(str(error))
         if surplus is None or not isinstance(sample, Mapping) or surplus[1] not in sample:

@@ -38,8 +38,9 @@ class Gate:
         if unused:
             raise RuntimeError(
                 "Expected optimizer.step() after each loss.backward(), got a second backward() before it: "
-                "releases do not add up. For gradient accumulation, give the data loader the whole batch_size, "
-                "and take BatchMemoryManager to limit memory. To drop the last release, call zero_grad()."
+                "releases do not add up. For gradient accumulation, give the data loader the whole "
+                "batch_size, and take BatchMemoryManager to limit memory. To drop the last "
+                "release, call zero_grad()."
             )
 
     def write(self, release: PrivateGradient) -> None:
