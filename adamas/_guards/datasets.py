@@ -26,12 +26,12 @@ def check_dataset(dataset: object) -> None:
         raise TypeError(
             "Expected a data set, got a DataLoader: its batches were not drawn by a sampler that the "
             "accountant knows. Pass loader.dataset, with batch_size and, if needed, collate_fn."
-            + _weights(dataset.sampler, getattr(dataset.batch_sampler, "sampler", None))
+            + advice_on_weights(dataset.sampler, getattr(dataset.batch_sampler, "sampler", None))
         )
     if isinstance(dataset, Sampler):
         raise TypeError(
             f"Expected a data set, got the sampler {type(dataset).__name__}. Pass the data set itself, and "
-            "name the way to draw batches: sampling='poisson'." + _weights(dataset)
+            "name the way to draw batches: sampling='poisson'." + advice_on_weights(dataset)
         )
     if isinstance(dataset, Mapping) and 0 not in dataset:
         raise TypeError(_mapping(dataset))
@@ -61,8 +61,8 @@ def check_dataset(dataset: object) -> None:
         )
 
 
-def _weights(*samplers: object) -> str:
-    """Tells what becomes of the weights of a sampler."""
+def advice_on_weights(*samplers: object) -> str:
+    """Returns where weights go that a sampler has; nothing for other samplers."""
     if not any(isinstance(sampler, WeightedRandomSampler) for sampler in samplers):
         return ""
     return (

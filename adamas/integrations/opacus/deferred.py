@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adamas._nests import map_leaves, named_leaves
 from adamas.engines.bookkeeping.counts import user_line
@@ -215,6 +215,15 @@ def recorded(
         )
     plain = map_leaves(Deferred, lambda value: value._node, (tuple(args), dict(kwargs)))
     return Deferred(check_call(Node(function, *plain)), turn)
+
+
+def are_of(model: nn.Module, values: Any) -> bool:
+    """Tells whether a nest of values holds those of a batch on which a model is trained."""
+    leaves = (value for _, value in named_leaves(values))
+    return any(
+        isinstance(value, DeferredLoss) or (isinstance(value, Deferred) and value._turn.model is model)
+        for value in leaves
+    )
 
 
 def _recorded_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

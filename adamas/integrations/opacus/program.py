@@ -83,7 +83,8 @@ def check_call(node: Node) -> Node:
             raise UnsupportedError(
                 f"A value of the batch meets a tensor that requires a gradient at {node.line}, outside of "
                 "the module that make_private returned. Call that module as a whole, and not the original "
-                "one or a part of it; regularise by the optimizer's weight_decay."
+                "one, a part of it or a copy; regularise by the optimizer's weight_decay. Freeze another "
+                "model, such as a teacher, by requires_grad_(False)."
             )
     return node
 

@@ -96,7 +96,7 @@ class Training:
         for _ in range(left):
             if self._turn is not None:
                 self._turn.end()
-            turn = self._turn = Turn(self._release, self._reduction)
+            turn = self._turn = Turn(self._release, self._reduction, self._arguments.model)
             yield self._deferred(turn)
 
     def _deferred(self, turn: Turn) -> Any:

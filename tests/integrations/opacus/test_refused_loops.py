@@ -198,3 +198,29 @@ def test_a_model_that_the_loop_puts_into_training_mode_is_not_warned_about():
     _, module, optimizer, loader = private(model)
     module.train()
     train(module, optimizer, loader)
+
+
+def test_a_copy_and_the_module_of_another_run_do_not_pass_for_the_module_that_is_trained():
+    engine, module, _, loader = private()
+    _, other, _, _ = private()
+    x, y = next(iter(loader))
+    for stranger in (copy.deepcopy(module), other):
+        with pytest.raises(UnsupportedError, match=r"a copy.*Freeze another model"):
+            F.cross_entropy(module(x) + stranger(x), y).backward()
+    assert engine.accountant.history == []
+
+
+def test_a_frozen_copy_is_a_teacher_with_weights_of_its_own():
+    found = []
+    for wrapped in (True, False):
+        model = mlp()
+        _, module, optimizer, loader = private(model, noise_multiplier=0.0)
+        teacher = copy.deepcopy(module if wrapped else model).requires_grad_(False)
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.no_grad():
+                aim = teacher(x) + 1
+            (F.cross_entropy(module(x), y) + F.mse_loss(module(x), aim)).backward()
+            optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
