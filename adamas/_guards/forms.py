@@ -31,10 +31,10 @@ def _form(example: Any) -> Any:
     """Returns everything of an example that decides how default_collate joins others with it."""
     if isinstance(example, Tensor):
         return example.dtype
-    if isinstance(example, np.ndarray | np.generic):
-        return type(example), example.dtype
     if isinstance(example, Mapping):
         return type(example), tuple((key, _form(value)) for key, value in example.items())
     if isinstance(example, list | tuple):
         return type(example), tuple(map(_form, example))
+    if isinstance(example, np.ndarray | np.generic):
+        return type(example), example.dtype
     return type(example)
