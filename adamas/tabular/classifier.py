@@ -14,7 +14,7 @@ from adamas.tabular import defaults
 from adamas.tabular.base import PrivateEstimator, Task
 from adamas.tabular.encoding import codes_of
 from adamas.tabular.network import binary_loss, classes_loss
-from adamas.tabular.scores import class_scores
+from adamas.tabular.scores import check_any, class_scores
 from adamas.tabular.statistics import class_histogram
 from adamas.tabular.tables import as_target, check_kind
 
@@ -170,6 +170,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         """
         check_kind(y, self.classes_)
         codes = codes_of(as_target(y), self.classes_.tolist())
+        check_any(codes >= 0, f"label, one of {self.classes_.tolist()!r},")
         scores = class_scores(self.predict_proba(X)[codes >= 0], codes[codes >= 0])
         return scores | {"rows": int((codes >= 0).sum())}
 
