@@ -26,7 +26,7 @@ def column_names(path: str | Path) -> list[str]:
     path = _file(path)
     if path.suffix == ".csv":
         return [str(name) for name in _csv(path, nrows=0).columns]
-    return list(_parquet().read_schema(path).names)
+    return list(_stored(path).names)
 
 
 def column_types(path: str | Path) -> dict[str, str]:
@@ -34,7 +34,7 @@ def column_types(path: str | Path) -> dict[str, str]:
     path = _file(path)
     if path.suffix == ".csv":
         return {}
-    empty = _parquet().read_schema(path).empty_table().to_pandas()
+    empty = _stored(path).empty_table().to_pandas()
     return {
         str(name): "number" if pd.api.types.is_numeric_dtype(dtype) else "text"
         for name, dtype in empty.dtypes.items()
@@ -82,6 +82,8 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
             return pd.read_csv(
                 path, skipinitialspace=True, index_col=False, encoding_errors="replace", **options
             )
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"Expected {path} to begin with a line of names of columns, found none.") from None
     except pd.errors.ParserError:  # names the row
         raise ValueError(
             f"Expected {path} to be a CSV file whose quotes are all closed. Write it again with a program "
@@ -194,7 +196,7 @@ def _check_types(path: str, schema: Schema, target: str, classes: tuple[Any, ...
     """
     from pyarrow import types
 
-    stored = _parquet().read_schema(path)
+    stored = _stored(path)
     if classes is not None:
         _check_kind(classes, f"classes={list(classes)!r}", target, stored.field(target).type, "label")
     for column in schema.columns:
@@ -257,6 +259,15 @@ def _of_parquet(table: Any, path: Path) -> pd.DataFrame:
         return table.to_pandas(integer_object_nulls=True)
     except (ValueError, pa.ArrowException):  # names the value
         raise ValueError(f"Expected columns of {path} with values that pandas can hold.") from None
+
+
+def _stored(path: str | Path) -> Any:
+    """Returns names and types of the columns of a Parquet file."""
+    parquet = _parquet()
+    try:
+        return parquet.read_schema(path)
+    except ValueError:  # of pyarrow
+        raise ValueError(f"Expected {path} to be a Parquet file. Write it again.") from None
 
 
 def _parquet() -> Any:

@@ -216,3 +216,12 @@ def test_a_skeleton_depends_on_no_value(file, tmp_path):
     if file.suffix == ".parquet":
         assert column_types(file)["ward"] == "text"
         assert '# "ward" = [0, 1]' not in text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_that_is_no_table_is_named(tmp_path, suffix):
+    path = tmp_path / f"broken{suffix}"
+    path.write_text("" if suffix == ".csv" else "age,outcome")
+    for read in (column_names, skeleton, lambda file: load_table(str(file), classes=[0, 1], **GIVEN)):
+        with pytest.raises(ValueError, match=rf"broken{suffix} to be"):
+            read(path)
