@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adamas import _validate
+from adamas._words import in_float32
 from adamas.callbacks.base import FinishedStep, WatchedRun, is_writer
 
 
@@ -56,7 +57,8 @@ class TensorBoard(Tracker):
         if self._writer is None:
             self._writer = self._module.SummaryWriter(self._folder)
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            is_bound = name.endswith(("/epsilon", "/delta"))
+            self._writer.add_scalar(name, in_float32(value) if is_bound else value, step)
         self._writer.flush()  # nobody closes the file
 
 

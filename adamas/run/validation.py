@@ -109,8 +109,8 @@ def check_scheduler(scheduler: object, rule: torch.optim.Optimizer) -> LRSchedul
     check_needs_no_metric(scheduler)
     if scheduler.optimizer is not rule:
         raise ValueError(
-            "Expected scheduler to be built on the rule that the run uses, got one of another optimizer. Build "
-            "it on the rule itself, before accelerator.prepare."
+            "Expected scheduler to be built on the rule that the run uses, got one of another optimizer. "
+            "Build it on the rule itself, before accelerator.prepare."
         )
     return scheduler
 

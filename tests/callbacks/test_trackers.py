@@ -79,7 +79,20 @@ def test_tensorboard_holds_the_metrics_of_each_step(tmp_path):
     assert set(events.Tags()["scalars"]) == NAMES
     seen = events.Scalars("private/epsilon")
     assert [event.step for event in seen] == [2, 4, 6]
-    assert seen[-1].value == pytest.approx(run.epsilon(), rel=1e-6)
+    assert run.epsilon() <= seen[-1].value <= run.epsilon() * (1 + 1e-6)
+    assert all(event.value >= run.delta for event in events.Scalars("private/delta"))
+
+
+@pytest.mark.slow
+def test_single_precision_rounds_no_bound_down(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    given = {"private/epsilon": 2.4507415785483997, "private/delta": 1e-5}
+    TensorBoard(tmp_path).write(given, 1)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for name, value in given.items():
+        assert value <= events.Scalars(name)[0].value <= value * (1 + 1e-6)
 
 
 @pytest.mark.slow

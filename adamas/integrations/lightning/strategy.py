@@ -20,6 +20,7 @@ from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations._movement import Movement, lr_of
 from adamas.integrations.lightning import refusals
 from adamas.integrations.lightning.keeps_ledger import KeepsLedger
+from adamas.integrations.lightning.log_epsilon import log_epsilon
 from adamas.integrations.lightning.released import Written
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
@@ -185,13 +186,14 @@ class PrivateTraining(KeepsLedger):
             num_workers=data.num_workers,
         )
         module, rule = self._module, self.optimizers[0]
-        run = adamas.make_private(
-            module,
-            rule,
-            data.dataset,
-            self._loss or training_step_loss,
-            **{one.name: getattr(options, one.name) for one in fields(options)},
-        )
+        with refusals.explained():
+            run = adamas.make_private(
+                module,
+                rule,
+                data.dataset,
+                self._loss or training_step_loss,
+                **{one.name: getattr(options, one.name) for one in fields(options)},
+            )
         if self._resumed is not None:
             adamas.load(self._resumed, run)
         self._run = run
@@ -241,7 +243,8 @@ class PrivateTraining(KeepsLedger):
                 f"The budget pays for no step after {run.steps_done}. Lower min_epochs or min_steps of the "
                 "Trainer, so that it can stop."
             )
-        release = run.privatize(batch)
+        with refusals.explained():
+            release = run.privatize(batch)
         self._written = Written(release, run.rule)
 
     def optimizer_step(
@@ -263,15 +266,19 @@ class PrivateTraining(KeepsLedger):
                 "optimizer, or skipped the backward. Leave both to the Trainer."
             )
         written.check()
+        if optimizer is not run.rule:
+            raise RuntimeError(
+                f"Expected the optimizer of configure_optimizers, got another {type(optimizer).__name__}: a "
+                "callback or hook has replaced it, and checkpoints would not have its state. Change the "
+                "param_groups of the first one instead."
+            )
         optimizer.step()
         if movement is not None:
             if run.noise_multiplier > 0:
                 movement.check()
             self._moved = True
         if not module.trainer.barebones:
-            module.log(
-                "epsilon", run.epsilon_bound(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1
-            )
+            log_epsilon(module, run.epsilon_bound())
         self._stop_at_the_end()
         return result
 

@@ -195,6 +195,11 @@ class MovesNothing(pl.Callback):
         optimizer.step = lambda *args: None
 
 
+class ReplacesOptimizer(pl.Callback):
+    def on_train_epoch_start(self, trainer, module):
+        trainer.strategy.optimizers = [torch.optim.Adam(module.parameters())]
+
+
 class WithFrozen(fits.Classifier):
     def __init__(self, rule=torch.optim.SGD):
         super().__init__(rule)
@@ -213,6 +218,7 @@ class WithFrozen(fits.Classifier):
         (Clips(), "not those of the release"),
         (MovesFrozen(), "changed 'frozen'"),
         (MovesNothing(), "moved 0 of 2"),
+        (ReplacesOptimizer(), "optimizer of configure_optimizers, got another Adam"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,0 +1,33 @@
+"""Logs epsilon as an upper bound in all places: loggers and progress bars would round it to the nearest."""
+
+import math
+
+import lightning.pytorch as pl
+import torch
+
+from adamas._words import in_float32, rounded_up
+
+
+def log_epsilon(module: pl.LightningModule, bound: float) -> None:
+    """Logs a bound on the epsilon so far: "epsilon" for loggers and callbacks, "ε" for progress bars.
+
+    Args:
+        module: The module in training.
+        bound: The bound.
+    """
+    module.log("epsilon", torch.tensor(in_float32(bound)), on_step=True, on_epoch=False, batch_size=1)
+    module.log(
+        "ε", shown_in_bars(bound), prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1
+    )
+
+
+def shown_in_bars(bound: float) -> float:
+    """Returns a bound, rounded up to what the bars show: three digits (tqdm), and three decimals (rich).
+
+    Example:
+        >>> [shown_in_bars(bound) for bound in (0.01234, 0.1234, 1.234, 12.34, 1234.0, math.inf)]
+        [0.013, 0.124, 1.24, 12.4, 1240.0, inf]
+    """
+    if not 0 < bound < math.inf:
+        return bound
+    return float(rounded_up(bound, min(3, 2 - math.floor(math.log10(bound)))))
