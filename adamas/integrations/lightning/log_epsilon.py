@@ -15,7 +15,8 @@ def log_epsilon(module: pl.LightningModule, bound: float) -> None:
         module: The module in training.
         bound: The bound.
     """
-    module.log("epsilon", torch.tensor(in_float32(bound)), on_step=True, on_epoch=False, batch_size=1)
+    logged = torch.tensor(in_float32(bound), dtype=torch.float32, device=module.device)
+    module.log("epsilon", logged, on_step=True, on_epoch=False, batch_size=1)
     module.log(
         "ε", shown_in_bars(bound), prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1
     )

@@ -240,8 +240,9 @@ class PrivateTraining(KeepsLedger):
         batch = next(self._batches, None)
         if batch is None:
             raise BudgetError(
-                f"The budget pays for no step after {run.steps_done}. Lower min_epochs or min_steps of the "
-                "Trainer, so that it can stop."
+                f"Expected no step after {run.steps_done}: the budget pays for no more, or run.stop() was "
+                "called. Lower min_epochs or min_steps of the Trainer, so that it can stop; to stop it, set "
+                "trainer.should_stop."
             )
         with refusals.explained():
             release = run.privatize(batch)

@@ -284,6 +284,19 @@ def test_the_ledger_of_the_data_gets_back_what_early_stopping_saves(tmp_path):
     assert ledger.epsilon() == pytest.approx(trainer.strategy.run.epsilon())
 
 
+class StopsTheRun(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 4:
+            trainer.strategy.run.stop()
+
+
+def test_a_callback_that_stops_the_run_and_not_the_trainer_is_told_how(tmp_path):
+    trainer = fits.trainer(tmp_path, callbacks=[StopsTheRun()])
+    with pytest.raises(adamas.BudgetError, match=r"no step after 4.*set trainer\.should_stop"):
+        trainer.fit(fits.Classifier(), fits.loader())
+    assert trainer.strategy.run.steps_done == 4
+
+
 class BackwardLater(fits.Classifier):
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
