@@ -36,6 +36,22 @@ def test_a_tracker_writes_every_few_steps_and_at_the_end():
     assert recording.logged[-1][1]["private/epsilon"] == run.epsilon()
 
 
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+@pytest.mark.parametrize("by", ["callback", "loop"])
+def test_the_last_entry_of_a_stopped_run_has_all_that_it_spent(stop_at, by):
+    def stop(run, step):
+        if step.number == stop_at and by == "callback":
+            run.stop()
+
+    recording = Recording()
+    run = make_run(steps=7, callbacks=[WandB(recording, every=3), stop])
+    for step in run:
+        if step.number == stop_at and by == "loop":
+            run.stop()
+    assert [number for number, _ in recording.logged] == sorted({*range(3, stop_at, 3), stop_at})
+    assert recording.logged[-1][1]["private/epsilon"] >= run.epsilon()
+
+
 def test_infinite_numbers_are_left_out():
     recording = Recording()
     finish(make_run(noise_multiplier=0.0, steps=1, callbacks=[WandB(recording)]))

@@ -22,6 +22,19 @@ def log_epsilon(module: pl.LightningModule, bound: float) -> None:
     )
 
 
+def log_last_epsilon(trainer: pl.Trainer, bound: float) -> None:
+    """Gives the loggers the bound of the last step, if they were not due there.
+
+    Args:
+        trainer: The Trainer, at the end of a training.
+        bound: The bound.
+    """
+    every, steps = int(getattr(trainer, "log_every_n_steps", 0)), trainer.global_step
+    if every and steps % every:
+        for logger in trainer.loggers:
+            logger.log_metrics({"epsilon": in_float32(bound)}, step=steps - 1)  # as Lightning counts
+
+
 def shown_in_bars(bound: float) -> float:
     """Returns a bound, rounded up to what the bars show: three digits (tqdm), and three decimals (rich).
 

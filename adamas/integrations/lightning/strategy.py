@@ -20,7 +20,7 @@ from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations._movement import Movement, lr_of
 from adamas.integrations.lightning import refusals
 from adamas.integrations.lightning.keeps_ledger import KeepsLedger
-from adamas.integrations.lightning.log_epsilon import log_epsilon
+from adamas.integrations.lightning.log_epsilon import log_epsilon, log_last_epsilon
 from adamas.integrations.lightning.released import Written
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
@@ -284,7 +284,8 @@ class PrivateTraining(KeepsLedger):
         return result
 
     def on_train_end(self) -> None:
-        """Gives back to the data set's ledger what was reserved and not released."""
+        """Logs epsilon at the end, and gives back to the data set's ledger what was not released."""
+        log_last_epsilon(self._trainer, self.run.epsilon_bound())
         self.run.close()
 
     # --- helpers --------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Loggers and progress bars of Lightning show epsilon as an upper bound, and train with every engine."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("lightning")
@@ -36,6 +39,22 @@ def test_no_logger_and_no_bar_shows_less_than_the_bound(noise_multiplier, tmp_pa
         assert bound <= logged.value <= bound * (1 + 1e-6)
         assert bound <= float(f"{bar['ε']:.3f}") <= bound * 1.01 + 1e-3
         assert bound <= float(f"{bar['ε']:.3g}") <= bound * 1.01 + 1e-3
+
+
+@pytest.mark.parametrize("every", [4, 5, 50])
+def test_the_last_entry_of_a_logger_has_all_that_was_spent(every, tmp_path):
+    logger = CSVLogger(tmp_path)
+    stop = pl.callbacks.EarlyStopping(
+        "epsilon", mode="max", stopping_threshold=2.5, check_on_train_epoch_end=True
+    )
+    trainer = fits.trainer(tmp_path, logger=logger, callbacks=[stop], log_every_n_steps=every)
+    trainer.fit(fits.Classifier(), fits.loader())
+    assert trainer.global_step in (5, 10)
+    with open(Path(logger.log_dir) / "metrics.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["epsilon"]]
+    assert int(rows[-1]["step"]) == trainer.global_step - 1
+    assert len({row["step"] for row in rows}) == len(rows)
+    assert float(rows[-1]["epsilon"]) >= trainer.strategy.run.epsilon()
 
 
 @pytest.fixture
