@@ -18,7 +18,7 @@ from adamas.errors import UnsupportedError
 from adamas.integrations import losses
 from adamas.integrations.transformers import Privacy, PrivateTrainerMixin
 from adamas.integrations.transformers.arguments import MAPPED, REFUSED, SUPPORTED
-from tests.support.tiny_sft import sft
+from tests.support.tiny_sft import PrivateSFT, sft, sft_arguments
 from tests.support.tiny_trainers import PRIVACY, llama, texts, tokenizer, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -95,6 +95,18 @@ def test_every_field_of_sft_s_arguments_has_one_place():
 def test_a_stream_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"map-style|__len__"):
         sft(tmp_path, data=texts().to_iterable_dataset())
+
+
+def test_records_that_train_are_not_evaluated_though_trl_makes_data_sets_of_its_own(tmp_path):
+    data = texts()
+    by_position = (llama(), sft_arguments(tmp_path), None, data, data)
+    with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+        PrivateSFT(*by_position, processing_class=tokenizer(), privacy=Privacy(**PRIVACY))
+    made = sft(tmp_path, data=data)
+    assert made.train_dataset is not data
+    for known in (data, made.train_dataset):
+        with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+            made.evaluate(known)
 
 
 def test_preferences_are_refused_with_the_reason(tmp_path):
