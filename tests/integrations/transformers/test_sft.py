@@ -8,7 +8,7 @@ pytest.importorskip("trl")
 pytest.importorskip("peft")
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, OFTConfig
 from transformers import get_scheduler
 from trl import DPOConfig, DPOTrainer, SFTConfig
 
@@ -75,6 +75,22 @@ def test_adapters_train_in_bfloat16_and_resume_bit_for_bit(tmp_path):
     assert torch.equal(weights(again.model), weights(whole.model))
     assert again.run.ledger.entries == whole.run.ledger.entries
     assert (tmp_path / "b" / "checkpoint-6" / "adapter_model.safetensors").exists()
+
+
+def test_adapters_that_a_checkpoint_repeats_with_other_tensors_train_on_another_engine(tmp_path):
+    """OFT under TRL's default of gradient checkpointing."""
+    rotations = OFTConfig(r=0, oft_block_size=4, target_modules=["q_proj", "v_proj"])
+    made = sft(tmp_path, peft_config=rotations, arguments_={"max_steps": 1})
+    made.train()
+    assert made.run.engine == "loop"
+    fast = sft(tmp_path, peft_config=rotations, privacy=PRIVACY | {"engine": "bookkeeping"})
+    with pytest.raises(
+        UnsupportedError, match=r"engine='bookkeeping' cannot run.*gradient_checkpointing=False"
+    ):
+        fast.train()
+    plain = sft(tmp_path, peft_config=rotations, arguments_={"gradient_checkpointing": False, "max_steps": 1})
+    plain.train()
+    assert plain.run.engine == "bookkeeping"
 
 
 @pytest.mark.parametrize(
