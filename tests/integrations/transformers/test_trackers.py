@@ -24,13 +24,24 @@ def offline(tmp_path, monkeypatch):
     wandb.finish()
 
 
+@pytest.mark.parametrize("watched", ["gradients", "parameters", "all"])
+def test_passes_of_the_model_are_not_watched(tmp_path, offline, watched):
+    offline.setenv("WANDB_WATCH", watched)
+    with pytest.raises(UnsupportedError, match=f"Expected no WANDB_WATCH='{watched}'"):
+        trainer(tmp_path, arguments_={"report_to": "wandb"})
+    trainer(tmp_path)  # of a tracker that is not used
+
+
 def test_gradients_without_noise_are_not_watched(tmp_path, offline):
-    offline.setenv("WANDB_WATCH", "gradients")
-    made = trainer(tmp_path, arguments_={"report_to": "wandb"})
-    with pytest.raises(UnsupportedError, match=r"gradient hook.*without noise.*WANDB_WATCH"):
-        made.train()
-    assert made.run.steps_done == 0
-    assert made.epsilon() == 0
+    import wandb
+
+    made = trainer(tmp_path)
+    with wandb.init():
+        wandb.watch(made.model, log="gradients")
+        with pytest.raises(UnsupportedError, match=r"gradient hook.*without noise.*wandb\.watch"):
+            made.train()
+    with pytest.raises(RuntimeError, match="Expected a training in progress"):
+        print(made.run)  # none was made
 
 
 def test_checkpoints_that_are_uploaded_hold_no_seed(tmp_path, offline):
