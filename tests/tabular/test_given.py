@@ -83,9 +83,9 @@ def test_objects_and_dates_are_refused_by_their_type():
 
 
 def test_labels_and_target_bounds_are_not_read_off_the_target():
-    with pytest.raises(ValueError, match=r"which labels occur is private.*classes='public'"):
+    with pytest.raises(ValueError, match=r"the set of labels is private.*classes='public'"):
         PrivateClassifier(**GIVEN, **FAST).fit(TABLE, LABELS)
-    with pytest.raises(ValueError, match="least and largest target are private"):
+    with pytest.raises(ValueError, match="smallest and largest target are private"):
         PrivateRegressor(**GIVEN, **FAST).fit(TABLE, TARGET)
     with pytest.raises(ValueError, match="at least 2 classes"):
         PrivateClassifier(**GIVEN, **FAST, classes=[1]).fit(TABLE, LABELS)
