@@ -56,8 +56,8 @@ class Deferred:
     def backward(self, *_: Any, **__: Any) -> NoReturn:
         """Refuses: per-example values are not a loss of the batch."""
         raise UnsupportedError(
-            f"Expected backward() of a mean or sum over all examples ({user_line()}), but this value is "
-            "none, or the module has averaged it where it cannot be taken apart. Compute the losses of the "
+            f"Expected backward() of a mean or sum over all examples ({user_line()}), got another value, or "
+            "a mean that the module took itself, which cannot be taken apart. Compute the losses of the "
             "examples in the loop, from the module's output, and call losses.mean().backward()."
         )
 
