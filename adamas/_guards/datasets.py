@@ -1,4 +1,4 @@
-"""Refuses what users pass as a data set and cannot be sampled example by example, each with its remedy."""
+"""Refuses data sets that cannot be sampled example by example, each with its remedy."""
 
 import sys
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def check_dataset(dataset: object) -> None:
     if isinstance(dataset, streams):
         raise TypeError(
             "Expected a map-style data set, got an IterableDataset: a stream cannot be sampled at random, "
-            "so a record's chance to take part is not known. Load it into a data set with "
+            "so a record's sampling probability is unknown. Load it into a data set with "
             "__getitem__ and __len__; for Hugging Face's, use load_dataset without streaming=True."
         )
     if isinstance(dataset, DataLoader):
@@ -40,12 +40,12 @@ def check_dataset(dataset: object) -> None:
         raise TypeError(
             f"Expected a data set, got a {type(dataset).__name__}, which is read by columns. Pass "
             "torch.utils.data.TensorDataset(x, y) with x = torch.tensor(table[features].to_numpy(), "
-            "dtype=torch.float32), and y alike."
+            "dtype=torch.float32), and y likewise."
         )
     if type(dataset).__module__.startswith("scipy.sparse"):
         raise TypeError(
             f"Expected a data set, got a {type(dataset).__name__}. Pass torch.utils.data.TensorDataset(x, y) "
-            "with x = torch.tensor(matrix.toarray(), dtype=torch.float32), and y alike."
+            "with x = torch.tensor(matrix.toarray(), dtype=torch.float32), and y likewise."
         )
     if _are_columns(dataset):
         raise TypeError(
@@ -55,14 +55,14 @@ def check_dataset(dataset: object) -> None:
 
 
 def _weights(loader: DataLoader[Any]) -> str:
-    """Tells what becomes of the weights that a loader's sampler has."""
+    """Returns the remedy for a loader whose sampler has weights; nothing for others."""
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     if not any(isinstance(sampler, WeightedRandomSampler) for sampler in samplers):
         return ""
     return (
-        " Its WeightedRandomSampler has no place in the accounting, which holds if all examples have one "
-        "chance to take part: weigh the classes in the loss instead, loss * weights[labels], with weights "
-        "that do not depend on the data."
+        " Its WeightedRandomSampler cannot be accounted for: the accounting needs one sampling probability "
+        "for all examples. Weight the classes in the loss instead, loss * weights[labels], with weights that "
+        "do not depend on the data."
     )
 
 
