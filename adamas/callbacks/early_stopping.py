@@ -93,7 +93,7 @@ def check_paid(callbacks: Iterable[object], *, done: int, total: int, steps_per_
     for score, count in asked.items():
         if count > score.left:
             raise BudgetError(
-                f"Expected PaidScore to pay for all evaluations of EarlyStopping: {count} in "
+                f"Expected PaidScore to pay for each score of EarlyStopping: {count} evaluations in "
                 f"{total - done} steps, but {score.left} of evaluations={score.evaluations} are left. Raise "
                 "evaluations, or evaluate less often by EarlyStopping(every=...)."
             )

@@ -180,7 +180,7 @@ def hints(request: Request, batch_size: int) -> list[str]:
         )
     if batch_size >= LARGE_BATCH:
         found.append(
-            f"memory: the {batch_size} examples of a step need not be in memory together. "
+            f"memory: {batch_size} examples per step need not be in memory together. "
             "micro_batch_size=... processes fewer at once and does not change the result."
         )
     return found
