@@ -100,7 +100,7 @@ def test_labels_and_target_bounds_are_not_read_off_the_target():
     [
         ({"class_weight": {2: 1.0}}, "class_weight of labels among"),
         ({"class_weight": {1: -1.0}}, "class_weight"),
-        ({"class_weight": {0: 0, 1: 0.0}}, "above 0 for one class"),
+        ({"class_weight": {0: 0, 1: 0.0}}, "above 0 for at least one class"),
         ({"class_weight": "even"}, "class_weight='even'"),
         ({"rule": "adamm"}, "rule"),
         ({"schedule": "step"}, "schedule"),
