@@ -200,7 +200,7 @@ class Spending:
             if not releases[0].attempt:
                 raise
             raise BudgetError(
-                f"Step {releases[0].step + 1} was released by the run that died and differs now, so "
+                f"Step {releases[0].step + 1} was released before, by the run that died, and differs now, so "
                 f"it would be charged again. {error} Or restore what has changed since: data, weights, loss, "
                 "schedule, micro-batches, number of threads, machine, or versions of packages."
             ) from error
