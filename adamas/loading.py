@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from adamas import _validate
 from adamas._guards.collate import Apart, Collated, Sizes, is_own
 from adamas._guards.datasets import check_dataset
+from adamas._guards.forms import joined
 from adamas._nests import check_rows, map_tensors
 from adamas._streams import global_randomness
 from adamas.distributed import rank_place
+from adamas.errors import UnsupportedError
 from adamas.sampling import Draw, Sampler
 
 
@@ -193,7 +195,9 @@ class Loader:
         """Loads and collates these examples in this process."""
         if loads_rows(self.dataset) and self.collate_fn is None:
             return list(_rows(self.dataset, torch.from_numpy(indices)))  # as default_collate, at once
-        return (self.collate_fn or default_collate)([self.dataset[int(i)] for i in indices])
+        collate = self.collate_fn if is_own(self.collate_fn) else joined
+        assert collate is not None
+        return collate([self.dataset[int(i)] for i in indices])
 
     def load(self, indices: np.ndarray, state: int) -> Any:
         """Loads a micro-batch with the global generators seeded by `state`.
@@ -223,7 +227,9 @@ class Loader:
         return self._apart
 
     def _collate(self) -> Callable[[list[Any]], Any]:
-        return self.compared() or self.collate_fn or default_collate
+        if not is_own(self.collate_fn):
+            return _joined
+        return self.compared() or self.collate_fn or _joined
 
     def _prefetch(self, first: int, end: int) -> Iterator[Any]:
         words = self.sampler.seed.words("workers", first, *rank_place(self.rank), count=1)
@@ -266,6 +272,14 @@ class _Seeded(Dataset[Any]):
         state, *indices = numbers
         with global_randomness(state):
             return self._collate([self._dataset[i] for i in indices])
+
+
+def _joined(examples: list[Any]) -> Any:
+    """Joins examples of one form. A refusal is returned, since a worker process must not raise it."""
+    try:
+        return joined(examples)
+    except UnsupportedError as error:
+        return Collated(None, {}, error)
 
 
 def _as_it_is(data: Any) -> Any:

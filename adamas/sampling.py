@@ -56,7 +56,10 @@ class Sampler(ABC):
     def __init__(self, dataset_size: int, batch_size: int, seed: Seed | int | None = None) -> None:
         _validate.count(dataset_size=dataset_size, batch_size=batch_size)
         if batch_size > dataset_size:
-            raise ValueError(f"Expected batch_size={batch_size} <= {dataset_size}, the number of examples.")
+            raise ValueError(
+                f"Expected batch_size={batch_size} <= {dataset_size}, the number of examples. Lower "
+                "batch_size."
+            )
         self._dataset_size, self._batch_size = int(dataset_size), int(batch_size)
         self._seed = seed if isinstance(seed, Seed) else Seed(seed)
 

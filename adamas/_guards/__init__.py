@@ -6,5 +6,6 @@ memory       everything that Python code can remember
 held         containers and tensors, compared and put back
 state        the state of a model around a forward
 padding      how the rows of a batch are padded
+forms        whether all examples of a batch have one form
 collate      whether each row of a batch depends on its own example only
 """

@@ -278,3 +278,7 @@ def _differences(
         padding = pads.setdefault(name, Padding())
         if not padding.agrees_on_all(a, tensors):
             yield from ((i, name) for i, b in enumerate(tensors) if not padding.agrees(a[i : i + 1], b))
+    order = [name for name, value in rows.items() if value is not None]
+    for i, leaves in enumerate(alone):  # the loss may read the parts in their order
+        if len(order) > 1 and [name for name, value in leaves.items() if value is not None] != order:
+            yield i, order[0]

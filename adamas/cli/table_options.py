@@ -77,7 +77,7 @@ class TableFlags:
             column: _pair(value, "--bounds") for column, value in _by_column(self.bounds, "--bounds")
         }
         found["categories"] = found.get("categories", {}) | {
-            column: value.split(",") for column, value in _by_column(self.categories, "--categories")
+            column: _list(value) for column, value in _by_column(self.categories, "--categories")
         }
         if not found.get("target"):
             raise ValueError("Expected --target, or a target in --schema: the column to predict.")
@@ -87,7 +87,11 @@ class TableFlags:
 
 
 def _classes(text: str | None) -> list[str] | str | None:
-    return text if text is None or text == "public" else text.split(",")
+    return text if text is None or text == "public" else _list(text)
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -56,6 +56,12 @@ def compare_alone(model: nn.Module, loss: Loss, sample: Any) -> None:
     """
     n = batch_length(sample)
     if n > 1 and _differ(model, loss, sample, [_example(sample, i) for i in range(n)]):
+        if _draws(model, loss, sample):
+            raise UnsupportedError(
+                "loss(model, batch) draws random values otherwise than by dropout, so that an example cannot "
+                "be compared with itself alone in its batch. Draw them in the data set's __getitem__, whose "
+                "generators the run seeds, or use dropout."
+            )
         raise UnsupportedError(_MIXED + " (The loss of an example differs when it is alone in its batch.)")
 
 
@@ -78,18 +84,31 @@ def compare_padded(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[An
         )
 
 
+def _drawing(model: nn.Module) -> list[nn.Module]:
+    """Returns the modules that drop values at random."""
+    random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
+    return [m for m in model.modules() if isinstance(m, random)]
+
+
+def _draws(model: nn.Module, loss: Loss, sample: Any) -> bool:
+    """Tells whether the losses of one batch differ from call to call, without dropout."""
+    with _evaluation(_drawing(model)), torch.enable_grad(), _WithoutDropout():
+        first, second = loss(model, sample), loss(model, sample)
+    return not torch.equal(first.detach().nan_to_num(), second.detach().nan_to_num())
+
+
 def _differ(model: nn.Module, loss: Loss, sample: Any, alone: Sequence[Any]) -> bool:
     """Tells whether the losses of a batch differ from those of its examples, without dropout."""
-    random = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
-    drawing = [m for m in model.modules() if isinstance(m, random)]
-    with _evaluation(drawing), torch.enable_grad(), _WithoutDropout() as mode:
+    with _evaluation(_drawing(model)), torch.enable_grad(), _WithoutDropout() as mode:
         together = loss(model, sample)
         try:
             single = torch.cat([loss(model, example) for example in alone])
-        except (ArithmeticError, LookupError, RuntimeError) as error:
+        except UnsupportedError:
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             raise UnsupportedError(
                 f"loss(model, batch) fails for a single example ({type(error).__name__}). Let it take a "
-                "batch of one, as sampling may draw it."
+                "batch of one, as sampling may draw it: for example, squeeze(1) in place of squeeze()."
             ) from error
         eps = max(torch.finfo(kind).eps for kind in (together.dtype, *mode.narrow))
         differ = (together - single).abs() > min(0.1, 1000 * eps) * (1 + single.abs())  # False for NaN

@@ -80,6 +80,10 @@ def _named(result: dict[str, Any], *keys: str) -> str:
 def _section(run: Run, level: int) -> Iterator[str]:
     yield heading(level, run.name)
     yield f'<p class="{"" if run.private() else "red"}">{escape(_statement(run))}</p>'
+    scores = at(run.result, "test_scores")
+    if isinstance(scores, dict) and scores:
+        formatted = {str(name).replace("_", " "): short(value) for name, value in scores.items()}
+        yield details("Scores of the test rows, without noise", definitions(formatted), opened=True)
     settings = at(run.result, "settings") or {}
     shown = {key: value for key, value in settings.items() if value not in (None, {}, False)}
     if shown:

@@ -41,7 +41,8 @@ def _check_loss(loss: Any) -> None:
     except ValueError:  # some functions of C do not tell
         return
     names = list(signature.parameters)
-    if isinstance(loss, _Loss) or tuple(names[:2]) == _OF_TORCH:
+    of_class = isinstance(loss, type) and issubclass(loss, _Loss)
+    if isinstance(loss, _Loss) or of_class or tuple(names[:2]) == _OF_TORCH:
         name = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "a function")
         raise TypeError(
             f"Expected loss to be a function loss(model, batch), got {name}, a loss of outputs and targets. "
@@ -55,7 +56,7 @@ def _check_loss(loss: Any) -> None:
         ) from error
 
 
-def warn_if_evaluating(model: nn.Module) -> None:
+def warn_if_evaluating(model: nn.Module, *, stacklevel: int = 4) -> None:
     """Warns about a model whose dropout is off because all of it is in evaluation mode."""
     modules = list(model.modules())
     if any(module.training for module in modules):
@@ -63,7 +64,7 @@ def warn_if_evaluating(model: nn.Module) -> None:
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules):
         warnings.warn(
             "The model is in evaluation mode, as from_pretrained returns it, so its dropout is off. Call "
-            "model.train() before make_private to train with dropout, or set p=0 to train without.",
+            "model.train() first to train with dropout, or set p=0 to train without.",
             EvaluationModeWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

@@ -14,7 +14,8 @@ from adamas._nests import named_tensors
 from adamas.errors import UnsupportedError
 from adamas.loading import Loader
 
-_OF_TYPES = re.compile(r"\bdtypes?\b|scalar type")
+_OF_TYPES = re.compile(r"\bdtypes?\b|scalar type|result type")
+_OF_LISTS = re.compile(r"must be Tensor, not (list|tuple)")
 _NOT_TAKEN = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -48,10 +49,17 @@ def computing(model: nn.Module, sample: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _OF_TYPES.search(str(error)) or _types_agree(model, sample):
+        text = str(error)
+        if not _OF_TYPES.search(text) or (_types_agree(model, sample) and "Long" not in text):
             raise
         raise TypeError(_of_types(model, sample)) from error
     except TypeError as error:
+        if _OF_LISTS.search(str(error)):
+            raise TypeError(
+                "Expected tensors in the batch, got a list of tensors: torch's default_collate joins "
+                "examples that are lists place by place. Let the data set return each list as a tensor; "
+                "for Hugging Face's, use dataset.with_format('torch')."
+            ) from error
         surplus = _NOT_TAKEN.search(str(error))
         if surplus is None or not isinstance(sample, Mapping) or surplus[1] not in sample:
             raise
@@ -85,6 +93,6 @@ def _of_types(model: nn.Module, sample: Any) -> str:
     measured = next((kind for kind in kinds if len(kinds) == 1), torch.float32)
     return (
         f"Expected numbers of the types that the model takes. It has parameters of {own}; the batch has "
-        f"{given}. Convert in the data set: measurements as in TensorDataset(x.to({measured}), y), and "
-        "indices of classes to torch.int64."
+        f"{given}. Convert in the data set: measurements as in TensorDataset(x.to({measured}), y), "
+        f"indices of classes to torch.int64, and the targets of other losses to {measured}."
     )

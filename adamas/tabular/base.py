@@ -27,10 +27,11 @@ from adamas.tabular.given import given_schema, with_bounds
 from adamas.tabular.network import network
 from adamas.tabular.payment import Payment
 from adamas.tabular.statistics import bounds_of, histogram, released
-from adamas.tabular.tables import as_table, row_weights
+from adamas.tabular.tables import as_table, check_columns, row_weights
 
 _CHUNK = 4096  # rows that are predicted at once
 _LARGEST_DELTA = 1e-5
+_LARGEST_WEIGHT = 1e30  # gradients that are this large are clipped, and float32 holds them
 
 
 @dataclass
@@ -89,6 +90,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         rows = len(table)
         check_consistent_length(table, y)
         schema, unbounded = given_schema(table, self.bounds, self.categories)
+        check_columns(table, schema)
         task = self._task(y)
         weights = row_weights(sample_weight, rows)
         weights[~task.usable] = np.nan
@@ -138,7 +140,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         names = [column.name for column in self.schema_.columns]
         table = as_table(X, names)
         validate_data(self, X, reset=False, skip_check_array=True)
-        inputs = encode(table.set_axis(names, axis="columns"), self.schema_)
+        table = table.set_axis(names, axis="columns")
+        check_columns(table, self.schema_, fitted=True)
+        inputs = encode(table, self.schema_)
         with torch.no_grad():
             parts = [self.model_(part.double()) for part in torch.split(torch.from_numpy(inputs), _CHUNK)]
         return torch.cat(parts).numpy()
@@ -146,9 +150,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _options(self, rows: int, seed: int | None) -> RunOptions:
         noise = self.noise if self.noise is not None else ("secure" if seed is None else "reproducible")
         _validate.one_of(SCHEDULES, schedule=self.schedule)
+        delta = public_delta(rows) if self.delta is None else self.delta
+        _validate.delta(delta=delta)
+        if delta >= 1 / rows:
+            raise ValueError(
+                f"Expected delta={delta!r} < 1/N = {1 / rows:.3g} for N = {rows} rows: with more, publishing "
+                "a random row would count as private. Lower delta, or leave it out."
+            )
         return RunOptions(
             epsilon=self.epsilon,
-            delta=public_delta(rows) if self.delta is None else self.delta,
+            delta=delta,
             epochs=self.epochs,
             batch_size=public_batch_size(rows) if self.batch_size is None else min(self.batch_size, rows),
             clip_norm=self.clip_norm,
@@ -215,4 +226,5 @@ def _dataset(inputs: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Ten
     kind = torch.float32 if labels.dtype == np.float64 else torch.int64
     unusable = np.isnan(weights)
     y = torch.from_numpy(np.where(unusable, 0, labels)).to(kind)
-    return TensorDataset(torch.from_numpy(inputs), y, torch.from_numpy(weights).float())
+    held = np.minimum(weights, _LARGEST_WEIGHT)  # NaN stays
+    return TensorDataset(torch.from_numpy(inputs), y, torch.from_numpy(held).float())

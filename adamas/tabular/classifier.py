@@ -14,7 +14,7 @@ from adamas.tabular import defaults
 from adamas.tabular.base import PrivateEstimator, Task
 from adamas.tabular.encoding import codes_of
 from adamas.tabular.network import binary_loss, classes_loss
-from adamas.tabular.scores import class_scores
+from adamas.tabular.scores import check_any, class_scores
 from adamas.tabular.statistics import class_histogram
 from adamas.tabular.tables import as_target, check_kind
 
@@ -170,6 +170,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         """
         check_kind(y, self.classes_)
         codes = codes_of(as_target(y), self.classes_.tolist())
+        check_any(codes >= 0, f"label, one of {self.classes_.tolist()!r},")
         scores = class_scores(self.predict_proba(X)[codes >= 0], codes[codes >= 0])
         return scores | {"rows": int((codes >= 0).sum())}
 
@@ -206,10 +207,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             _validate.one_of([PUBLIC], classes=self.classes)
             known = _occurring(labels)
         else:
-            given = list(self.classes)
-            known = np.unique(np.asarray(given))
-            if len(known) < len(given) or not set(known.tolist()) <= set(given):
-                raise ValueError(f"Expected classes={given!r} to be different labels of one type.")
+            known = _different(self.classes)
         if len(known) < 2:
             raise ValueError(f"Expected at least 2 classes, got {len(known)} class: {known.tolist()!r}.")
         return known
@@ -228,6 +226,19 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         if not weights.any():
             raise ValueError(f"Expected class_weight={given!r} to be above 0 for at least one class.")
         return _relative(weights)
+
+
+def _different(classes: Any) -> np.ndarray:
+    """Returns labels that are given, sorted."""
+    try:
+        given = list(classes)
+        known = np.unique(np.asarray(given))
+        right = len(known) == len(given) and set(known.tolist()) <= set(given)
+    except (TypeError, ValueError):  # no list, or one of labels that have no order
+        right = False
+    if not right:
+        raise ValueError(f"Expected classes={classes!r} to be a list of different labels of one type.")
+    return known
 
 
 def _occurring(labels: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ def column_names(path: str | Path) -> list[str]:
     path = _file(path)
     if path.suffix == ".csv":
         return [str(name) for name in _csv(path, nrows=0).columns]
-    return list(_parquet().read_schema(path).names)
+    return list(_stored(path).names)
 
 
 def column_types(path: str | Path) -> dict[str, str]:
@@ -34,7 +34,7 @@ def column_types(path: str | Path) -> dict[str, str]:
     path = _file(path)
     if path.suffix == ".csv":
         return {}
-    empty = _parquet().read_schema(path).empty_table().to_pandas()
+    empty = _stored(path).empty_table().to_pandas()
     return {
         str(name): "number" if pd.api.types.is_numeric_dtype(dtype) else "text"
         for name, dtype in empty.dtypes.items()
@@ -82,6 +82,8 @@ def _csv(path: Path, **options: Any) -> pd.DataFrame:
             return pd.read_csv(
                 path, skipinitialspace=True, index_col=False, encoding_errors="replace", **options
             )
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"Expected {path} to begin with a line of names of columns, found none.") from None
     except pd.errors.ParserError:  # names the row
         raise ValueError(
             f"Expected {path} to be a CSV file whose quotes are all closed. Write it again with a program "
@@ -130,8 +132,8 @@ def load_table(
     columns = [str(column.name) for column in schema.columns]
     rows = read_table(path, [*columns, target])
     known = None if target_bounds is not None else _labels(classes, rows[target], text=text)
-    if known is not None and not text:
-        _check_kind(known, target, _parquet().read_schema(path).field(target).type)
+    if not text:
+        _check_types(path, schema, target, known)
     pair = None if target_bounds is None else checked_bounds(target_bounds, "target_bounds")
     train = _examples(rows, schema, target, known, pair)
     data = Data(path, train, train, (schema.width,), 1 if known is None else len(known), target_bounds=pair)
@@ -147,6 +149,8 @@ def load_table(
         if Path(test_file).suffix != Path(path).suffix:
             raise ValueError(f"Expected test_file={test_file!r} of the same kind as {path!r}.")
         tested = read_table(test_file, [*columns, target])
+        if not text:
+            _check_types(test_file, schema, target, known)
         data = replace(data, test=_examples(tested, schema, target, known, pair))
     return data.with_known_test_labels()
 
@@ -169,7 +173,8 @@ def _schema(bounds: Mapping[str, Any], categories: Mapping[str, Any], *, text: b
 def _texts(values: Sequence[Any], *, text: bool) -> tuple[Any, ...]:
     if isinstance(values, str):
         raise TypeError(f"Expected a list of values, got the text {values!r}.")
-    return tuple(str(value) for value in values) if text else tuple(values)
+    # Values of CSV are read without spaces around them.
+    return tuple(str(value).strip() for value in values) if text else tuple(values)
 
 
 def _labels(classes: Any, values: pd.Series, *, text: bool) -> tuple[Any, ...]:
@@ -184,17 +189,38 @@ def _labels(classes: Any, values: pd.Series, *, text: bool) -> tuple[Any, ...]:
     return known
 
 
-def _check_kind(classes: tuple[Any, ...], target: str, stored: Any) -> None:
-    """Raises if the type of a Parquet column shows that no label can be one of the classes."""
+def _check_types(path: str, schema: Schema, target: str, classes: tuple[Any, ...] | None) -> None:
+    """Raises if the type of a Parquet column shows that no value can be what the schema says.
+
+    The types that pandas would give to the columns depend on their values.
+    """
     from pyarrow import types
 
+    stored = _stored(path)
+    if classes is not None:
+        _check_kind(classes, f"classes={list(classes)!r}", target, stored.field(target).type, "label")
+    for column in schema.columns:
+        name, kind = str(column.name), stored.field(str(column.name)).type
+        if isinstance(column, Category):
+            _check_kind(column.values, f"categories {list(column.values)!r}", name, kind, "category")
+        elif types.is_temporal(kind):
+            raise TypeError(
+                f"Expected {name!r}, which has bounds, to hold numbers, got type {kind}: all values would "
+                "count as missing. Store numbers, such as days since a public date, or leave the column out."
+            )
+
+
+def _check_kind(known: tuple[Any, ...], words: str, name: str, stored: Any, what: str) -> None:
+    from pyarrow import types
+
+    stored = stored.value_type if types.is_dictionary(stored) else stored
     numbers_stored = types.is_integer(stored) or types.is_floating(stored) or types.is_boolean(stored)
     texts_stored = types.is_string(stored) or types.is_large_string(stored)
-    texts = [isinstance(label, str) for label in classes]
+    texts = [isinstance(value, str) for value in known]
     if (numbers_stored and all(texts)) or (texts_stored and not any(texts)):
         raise TypeError(
-            f"Expected classes={list(classes)!r} of the type of {target!r}, which is {stored}: no row would "
-            "have a known label. Give them in a schema, where texts have quotes and numbers have none."
+            f"Expected {words} of the type of {name!r}, which is {stored}: no row would have a known {what}. "
+            "Give them in a schema, where texts have quotes and numbers have none."
         )
 
 
@@ -233,6 +259,15 @@ def _of_parquet(table: Any, path: Path) -> pd.DataFrame:
         return table.to_pandas(integer_object_nulls=True)
     except (ValueError, pa.ArrowException):  # names the value
         raise ValueError(f"Expected columns of {path} with values that pandas can hold.") from None
+
+
+def _stored(path: str | Path) -> Any:
+    """Returns names and types of the columns of a Parquet file."""
+    parquet = _parquet()
+    try:
+        return parquet.read_schema(path)
+    except ValueError:  # of pyarrow
+        raise ValueError(f"Expected {path} to be a Parquet file. Write it again.") from None
 
 
 def _parquet() -> Any:

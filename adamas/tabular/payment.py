@@ -64,12 +64,17 @@ class Payment:
         """
         _validate.probability(statistics_share=share)
         assert options.epsilon is not None
-        z = calibrate.noise_multiplier_for(
-            dp_accounting.GaussianDpEvent,
-            epsilon=share * options.epsilon,
-            delta=options.delta,
-            accountant=options.accountant,
-        )
+        try:
+            z = calibrate.noise_multiplier_for(
+                dp_accounting.GaussianDpEvent,
+                epsilon=share * options.epsilon,
+                delta=options.delta,
+                accountant=options.accountant,
+            )
+        except ValueError as error:  # names the part of the budget, which the user did not give
+            raise ValueError(
+                f"The statistics have statistics_share={share!r} of epsilon={options.epsilon!r}: {error}"
+            ) from error
         event = dp_accounting.GaussianDpEvent(z)
         planned = replace(options, spent=Ledger.of([(event, 1)], Ledger().relation))
         arguments = validated(model, rule, TensorDataset(torch.zeros(rows)), loss, planned)

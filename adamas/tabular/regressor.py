@@ -12,7 +12,7 @@ from adamas.tabular.encoding import from_unit, numbers, to_unit
 from adamas.tabular.given import PRIVATE
 from adamas.tabular.network import squared_loss
 from adamas.tabular.schema import checked_bounds
-from adamas.tabular.scores import number_scores
+from adamas.tabular.scores import check_any, number_scores
 from adamas.tabular.statistics import bounds_of, histogram
 from adamas.tabular.tables import as_target
 
@@ -123,6 +123,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         """
         truth = numbers(as_target(y))
         known = np.isfinite(truth)
+        check_any(known, "target")
         return number_scores(self.predict(X)[known], truth[known]) | {"rows": int(known.sum())}
 
     def _task(self, y: Any) -> Task:

@@ -50,7 +50,8 @@ class Category:
     values: tuple[Hashable, ...]
 
     def __post_init__(self) -> None:
-        if not self.values or len(set(self.values)) < len(self.values):
+        known = all(isinstance(value, Hashable) for value in self.values)
+        if not self.values or not known or len(set(self.values)) < len(self.values):
             raise ValueError(
                 f"Expected categories of {self.name!r} to be one or more different values, got "
                 f"{list(self.values)!r}."

@@ -10,6 +10,12 @@ import numpy as np
 from scipy.stats import rankdata
 
 
+def check_any(known: np.ndarray, what: str) -> None:
+    """Raises unless a row of the test rows is known."""
+    if not known.any():
+        raise ValueError(f"Expected rows with a known {what} to score, got none among {len(known)} rows.")
+
+
 def class_scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Scores a classifier.
 

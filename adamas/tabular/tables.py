@@ -12,6 +12,9 @@ from scipy.sparse import issparse
 from sklearn.exceptions import DataConversionWarning
 
 from adamas.tabular.encoding import numbers
+from adamas.tabular.schema import Category, Schema
+
+_NO_NUMBERS = ("dates", "durations", "periods")
 
 
 def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
@@ -36,6 +39,11 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
         return x
     if isinstance(x, list | tuple):
         array = _cells(x)
+    elif isinstance(x, pd.Series | pd.Index | ExtensionArray):
+        raise ValueError(
+            f"Expected 2D array, got 1D array instead: a {type(x).__name__} of pandas. Give a DataFrame, "
+            "such as to_frame() of a column."
+        )
     else:
         array = _own_array(x, "a table")
         if array.ndim != 2:
@@ -96,8 +104,52 @@ def check_kind(y: Any, classes: np.ndarray) -> None:
         )
 
 
+def check_columns(table: pd.DataFrame, schema: Schema, *, fitted: bool = False) -> None:
+    """Raises if no value of a column can be what the schema says, as the types say; values are not looked at.
+
+    Args:
+        table: The rows.
+        schema: The columns.
+        fitted: Whether the rows are for a model that is fitted. Among few rows, a column of texts may be
+            missing in all, and has then the type of floats.
+
+    Raises:
+        TypeError: If a column of dates has bounds, or if one of the column and its categories holds numbers,
+            and the other one texts.
+    """
+    for column in schema.columns:
+        dtype = table[column.name].dtype
+        kind = _kind(dtype)
+        if isinstance(column, Category):
+            expected = _kind_of_all(column.values)
+            missing = fitted and pd.api.types.is_float_dtype(dtype)
+            if kind is not None and expected is not None and kind != expected and not missing:
+                raise TypeError(
+                    f"Expected column {column.name!r} of {expected}, as its categories "
+                    f"{list(column.values)!r} are, got {kind} (type {dtype}): no row would have a known "
+                    "category. Give both as numbers, or both as texts."
+                )
+        elif kind in _NO_NUMBERS:
+            raise TypeError(
+                f"Expected column {column.name!r}, which has bounds, to hold numbers, got {kind} (type "
+                f"{dtype}): all would count as missing. Make numbers of them, such as days since a public "
+                "date, or leave the column out."
+            )
+
+
+def _kind_of_all(values: Sequence[Any]) -> str | None:
+    """Tells what values are, if all are the same."""
+    kinds = {
+        "texts" if isinstance(value, str) else "numbers" if isinstance(value, Real | np.bool_) else None
+        for value in values
+    }
+    return kinds.pop() if len(kinds) == 1 else None
+
+
 def _kind(dtype: Any) -> str | None:
     """Names the kind of a type's values; None if they may be anything."""
+    if isinstance(dtype, pd.PeriodDtype):
+        return "periods"
     if isinstance(dtype, pd.CategoricalDtype):
         return _kind(dtype.categories.dtype)
     if isinstance(dtype, pd.StringDtype):

@@ -10,6 +10,7 @@ pytest.importorskip("pyarrow")
 
 from adamas.tabular import PrivateClassifier  # noqa: E402
 from tests.support.command_line import call  # noqa: E402
+from tests.support.pages import read_page  # noqa: E402
 from tests.support.patients import BOUNDS, CATEGORIES, FAST, patients  # noqa: E402
 
 pytestmark = pytest.mark.slow  # importing pandas and scikit-learn takes seconds
@@ -48,7 +49,7 @@ def trained(capsys, *arguments):
 
 
 def test_csv_parquet_and_flags_give_the_same_model(folder, capsys):
-    flags = ["--target", "outcome", "--classes", "0,1", "--categories", "ward=A,B,C"]
+    flags = ["--target", "outcome", "--classes", "0, 1", "--categories", "ward=A, B ,C"]
     flags += ["--bounds", "age=0:120", "--bounds", "pressure=50:250"]
     results = []
     for number, arguments in enumerate(
@@ -236,3 +237,13 @@ def test_command_and_estimator_reach_the_same(folder, capsys):
     test, test_labels, _ = patients(N, seed=1)
     auc = model.fit(table, labels).evaluate(test, test_labels)["auc"]
     assert abs(auc - result["test_scores"]["auc"]) < 0.05
+
+
+@pytest.mark.usefixtures("plots")
+def test_a_report_shows_the_scores_beside_those_of_a_constant(folder, capsys):
+    result, _, _ = trained(capsys, "--data", "patients.csv", "--schema", "patients.toml")
+    assert call(capsys, "report", "run")[0] == 0
+    text = read_page(folder / "run" / "report.html").text
+    assert "Scores of the test rows, without noise" in text
+    for name, value in result["test_scores"].items():
+        assert f"{name.replace('_', ' ')}{value:.4g}" in text

@@ -213,3 +213,27 @@ def test_a_collate_fn_is_checked_on_any_batch():
     check_collate(run.loader, range(19))
     with pytest.raises(UnsupportedError, match="collate_fn"):
         check_collate(run.loader, range(20))
+
+
+def test_an_order_of_the_parts_that_the_first_example_decides_is_refused():
+    class Keyed(Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            names = ("b", "a") if index == 0 else ("a", "b")
+            return {name: torch.tensor(float(index)) for name in names}
+
+    def of_the_first(examples):
+        return {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+
+    def of_their_own(examples):
+        return {name: torch.stack([example[name] for example in examples]) for name in "ab"}
+
+    def squares(model, batch):
+        first, second = batch.values()  # by their places
+        return model((first + 1)[:, None]).squeeze(1) * second
+
+    with pytest.raises(UnsupportedError, match="mixes the examples of a batch"):
+        make_run(nn.Linear(1, 1), squares, Keyed(), collate_fn=of_the_first)
+    assert finish(make_run(nn.Linear(1, 1), squares, Keyed(), collate_fn=of_their_own)).isfinite().all()

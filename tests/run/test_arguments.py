@@ -35,6 +35,7 @@ class ByModel(nn.Module):
     [
         (nn.CrossEntropyLoss(), "CrossEntropyLoss"),
         (nn.CrossEntropyLoss(reduction="none"), "CrossEntropyLoss"),
+        (nn.CrossEntropyLoss, "CrossEntropyLoss"),
         (nn.MSELoss(), "MSELoss"),
         (nn.TripletMarginLoss(), "TripletMarginLoss"),
         (F.cross_entropy, "cross_entropy"),
@@ -74,11 +75,14 @@ WEIGHTED = WeightedRandomSampler([1.0] * N, N)
         ((X, Y), r"tuple of arrays.*TensorDataset\(X, y\)"),
         ([X, Y], r"list of arrays.*TensorDataset\(X, y\)"),
         ((X.numpy(), Y.numpy()), r"tuple of arrays.*TensorDataset\(X, y\)"),
+        ((X.tolist(), Y.tolist()), r"tuple of arrays.*TensorDataset\(X, y\)"),
+        ([make_data(), make_data()], r"a list of 2\. Pass one of them"),
         ({"x": X, "y": Y}, r"dict of 'x', 'y'.*TensorDataset\(X, y\)"),
         ({"train": make_data(), "test": make_data()}, r"dict of 'train', 'test'.*data\['train'\]"),
         ({"a": make_data()}, r"data\['a'\]"),
         ("train.csv", "got a string"),
         (RandomSampler(Y), r"got the sampler RandomSampler.*sampling='poisson'"),
+        (WEIGHTED, "got the sampler WeightedRandomSampler.*weigh the classes"),
         (DataLoader(make_data()), "loader.dataset"),
         (
             DataLoader(make_data(), sampler=WEIGHTED),
@@ -99,8 +103,12 @@ def test_weights_of_a_loader_are_mentioned_only_if_it_has_them():
 
 def test_tables_are_refused_with_the_remedy():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(TypeError, match=r"got a DataFrame.*to_numpy\(\)"):
-        make_run_with(loss, data=pandas.DataFrame(X.numpy()))
+    table, y = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
+    with pytest.raises(TypeError, match=r"got a DataFrame.*to_numpy\(\).*adamas\.tabular"):
+        make_run_with(loss, data=table)
+    for columns in ((table, y), (table.to_numpy(), y), (table, Y.numpy())):
+        with pytest.raises(TypeError, match=r"tuple of arrays.*TensorDataset\(X, y\).*to_numpy\(\)"):
+            make_run_with(loss, data=columns)
 
 
 def test_sparse_matrices_are_refused_with_the_remedy():
@@ -142,12 +150,50 @@ def test_a_sampler_of_torch_has_no_accounting():
         (TensorDataset(X.half(), Y), r"batch\[0\] of torch\.float16"),
         (TensorDataset(X.long(), Y), r"batch\[0\] of torch\.int64"),
         (TensorDataset(X, Y.int()), r"batch\[1\] of torch\.int32"),
+        (TensorDataset(X, Y.float()), r"batch\[1\] of torch\.float32"),
         (list(zip(X.numpy().astype(np.float64), Y.numpy(), strict=True)), r"batch\[0\] of torch\.float64"),
     ],
 )
 def test_numbers_of_another_type_than_the_model_takes_are_refused_with_both_types(data, given):
     with pytest.raises(TypeError, match=rf"parameters of torch\.float32.*{given}.*x\.to\(torch\.float32\)"):
         make_run_with(loss, data=data)
+
+
+def test_targets_of_the_wrong_type_are_refused_with_the_remedy():
+    def binary(model, batch):
+        x, y = batch
+        return F.binary_cross_entropy_with_logits(model(x)[:, 0], y.clamp(max=1), reduction="none")
+
+    with pytest.raises(TypeError, match=r"batch\[1\] of torch\.int64.*other losses to torch\.float32"):
+        make_run_with(binary)
+
+
+def test_lists_of_numbers_are_refused_with_the_remedy():
+    rows = [{"x": x.tolist(), "y": int(y)} for x, y in zip(X, Y, strict=True)]
+    with pytest.raises(TypeError, match=r"got a list of tensors.*with_format\('torch'\)"):
+        make_run_with(lambda model, b: F.cross_entropy(model(b["x"]), b["y"], reduction="none"), data=rows)
+
+
+def test_a_loss_that_fails_for_one_example_is_refused_with_the_remedy():
+    def squeezed(model, batch):
+        x, _ = batch
+        output = model(x)[:, :1].squeeze()
+        return F.binary_cross_entropy_with_logits(output, torch.zeros_like(x[:, 0]), reduction="none")
+
+    with pytest.raises(adamas.UnsupportedError, match=r"single example \(ValueError\).*squeeze\(1\)"):
+        make_run_with(squeezed)
+
+
+def test_a_loss_that_draws_random_values_is_not_said_to_mix_examples():
+    def noisy(model, batch):
+        x, y = batch
+        return loss(model, (x + torch.randn_like(x), y))
+
+    with pytest.raises(adamas.UnsupportedError, match=r"draws random values.*__getitem__"):
+        make_run_with(noisy)
+    mixing = "mixes the examples of a batch"
+    with pytest.raises(adamas.UnsupportedError, match=mixing):
+        make_run_with(lambda model, batch: loss(model, (batch[0] - batch[0].mean(0), batch[1])))
 
 
 def test_other_errors_of_a_loss_stay_as_they_are():

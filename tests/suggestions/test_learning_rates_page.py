@@ -210,13 +210,16 @@ def test_the_page_exists_where_the_rules_point_to():
 @pytest.mark.slow  # importing pandas takes seconds
 def test_what_is_said_about_tables_is_what_tables_have():
     pytest.importorskip("pandas")
+    from adamas.cli.training import train
     from adamas.tabular import defaults
 
     made = adamas.suggest(n=4000, parameters=17, epsilon=1.0, epochs=20)
     page = " ".join(PAGE.split())
     assert f"a constant rate of {made.lr:g} instead" in page
     rate = f"{defaults.CLASSES_RATE:g} for classes with a schedule that falls to 0"
-    assert f"{rate}, {defaults.EPOCHS} epochs, batches of a tenth of the rows" in page
+    assert f"{rate}, and {defaults.EPOCHS} epochs" in page
+    size = inspect.signature(train).parameters["batch_size"].default
+    assert f"a tenth of the rows in the estimators, and {size} rows on the command line" in page
     assert (defaults.SCHEDULE, defaults.BATCH_SHARE) == ("linear", 0.1)
     largest = max(defaults.CLASSES_RATE, defaults.NUMBERS_RATE)
     assert f"with rates up to {largest:g} that fall to 0" in made.reasons[6]

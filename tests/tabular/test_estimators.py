@@ -163,3 +163,14 @@ def test_columns_of_another_order_are_refused():
     with pytest.raises(ValueError, match="feature names"):
         model.predict(TEST[["ward", "age", "pressure"]])
     assert set(BOUNDS) | set(CATEGORIES) == set(TEST)
+
+
+def test_rows_without_a_known_target_are_not_scored():
+    classifier = PrivateClassifier(**GIVEN, **CLASSES, **SHORT).fit(TABLE, LABELS)
+    with pytest.raises(
+        ValueError, match=rf"known label, one of .* to score, got none among {len(TEST)} rows"
+    ):
+        classifier.evaluate(TEST, ["?"] * len(TEST))
+    regressor = PrivateRegressor(**GIVEN, target_bounds=(0, 10), **SHORT).fit(TABLE, LABELS)
+    with pytest.raises(ValueError, match="known target to score, got none"):
+        regressor.evaluate(TEST, [None] * len(TEST))

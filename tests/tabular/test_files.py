@@ -102,6 +102,44 @@ def test_classes_of_another_type_than_the_file_says_are_refused(file, target, cl
         load_table(str(file), **options)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"categories": {"code": ["0", "1"]}},
+            r"categories \['0', '1'\] of the type of 'code', which is int64",
+        ),
+        ({"categories": {"word": [0, 1]}}, r"categories \[0, 1\] of the type of 'word'"),
+        ({"categories": {"kind": [0, 1]}}, r"categories \[0, 1\] of the type of 'kind'"),
+        ({"bounds": {"day": (0, 1)}}, r"'day', which has bounds, to hold numbers, got type timestamp"),
+    ],
+)
+def test_a_column_of_parquet_that_cannot_hold_what_is_said_of_it_is_refused(tmp_path, change, message):
+    def written(name, **changed):
+        columns = {"code": [0, 1] * 5, "word": ["a", "b"] * 5, "kind": pd.Categorical(["a", "b"] * 5)}
+        columns |= {"day": pd.date_range("2020", periods=10), "outcome": [0, 1] * 5}
+        pd.DataFrame(columns | changed).to_parquet(tmp_path / name)
+        return str(tmp_path / name)
+
+    path = written("t.parquet")
+    with pytest.raises(TypeError, match=message):
+        load_table(path, target="outcome", classes=[0, 1], **change)
+    other = written("o.parquet", code=["0", "1"] * 5)
+    given = {"target": "outcome", "classes": [0, 1], "categories": {"code": [0, 1]}}
+    assert len(load_table(path, **given).test) == 2
+    with pytest.raises(TypeError, match="of the type of 'code'"):
+        load_table(path, test_file=other, **given)
+
+
+def test_spaces_around_values_of_csv_do_not_count(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("ward,outcome\nA, yes\n B ,no\n")
+    given = {"target": "outcome", "classes": ["no", " yes"], "categories": {"ward": [" A", "B "]}}
+    read = load_table(str(path), **given, test_file=str(path))
+    assert read.train.tensors[0].tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert read.train.tensors[1].tolist() == [1, 0]
+
+
 def test_a_name_of_two_columns_is_refused_if_it_is_read(file):
     table = read_table(file, ["age", "pressure", "outcome"]).set_axis(
         ["age", "age", "outcome"], axis="columns"
@@ -178,3 +216,12 @@ def test_a_skeleton_depends_on_no_value(file, tmp_path):
     if file.suffix == ".parquet":
         assert column_types(file)["ward"] == "text"
         assert '# "ward" = [0, 1]' not in text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_that_is_no_table_is_named(tmp_path, suffix):
+    path = tmp_path / f"broken{suffix}"
+    path.write_text("" if suffix == ".csv" else "age,outcome")
+    for read in (column_names, skeleton, lambda file: load_table(str(file), classes=[0, 1], **GIVEN)):
+        with pytest.raises(ValueError, match=rf"broken{suffix} to be"):
+            read(path)

@@ -59,6 +59,7 @@ def test_categories_of_a_type_need_a_confirmation():
         (BOUNDS, {"wards": ["A"]}, "among .* got one of 'wards'"),
         (BOUNDS | {"ward": (0, 1)}, CATEGORIES, "in both"),
         (BOUNDS, {"ward": []}, "one or more different values"),
+        (BOUNDS, {"ward": [["A"], ["B"]]}, "one or more different values"),
         ((1, 0), CATEGORIES, "low < high"),
         ("privat", CATEGORIES, "to be a pair of numbers"),
     ],
@@ -188,3 +189,81 @@ def test_bounds_may_be_arrays():
             given_schema(TABLE, wrong, CATEGORIES)
     with pytest.raises(ValueError, match="low < high"):
         given_schema(TABLE, np.array([0, np.nan]), CATEGORIES)
+
+
+DAYS = pd.date_range("2020", periods=60)
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (DAYS, {"bounds": {"a": (0, 1)}}),
+        (DAYS, {"bounds": {"a": "private"}}),
+        (DAYS.tz_localize("UTC"), {"bounds": {"a": (0, 1)}}),
+        (DAYS - DAYS[0], {"bounds": {"a": (0, 1)}}),
+        (DAYS.to_period("D"), {"bounds": {"a": (0, 1)}}),
+        (pd.array(DAYS, dtype="timestamp[ns][pyarrow]"), {"bounds": {"a": (0, 1)}}),
+        (NUMBERS, {"categories": {"a": ["0", "1"]}}),
+        (NUMBERS.astype(float), {"categories": {"a": ["0", "1"]}}),
+        (NUMBERS.astype(bool), {"categories": {"a": ["True", "False"]}}),
+        (pd.Series(NUMBERS).astype("category"), {"categories": {"a": ["0", "1"]}}),
+        (pd.array(TEXTS, dtype="string"), {"categories": {"a": [0, 1]}}),
+        (DAYS, {"categories": {"a": ["2020-01-01"]}}),
+    ],
+)
+def test_a_column_that_cannot_hold_what_is_said_of_it_is_refused_by_its_type(tmp_path, column, options):
+    ledger = DataLedger.create(tmp_path / "a.ledger", epsilon=5, delta=1e-5)
+    estimator = PrivateClassifier(1.0, **options, **FAST, classes=[0, 1], data_ledger=ledger)
+    table = pd.DataFrame({"a": column})
+    with pytest.raises(TypeError, match=r"Expected column 'a'.* (of texts|of numbers|to hold numbers).*got"):
+        estimator.fit(table, LABELS)
+    assert ledger.epsilon() == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "categories"),
+    [
+        (NUMBERS, [0, 1]),
+        (NUMBERS.astype(float), [0, 1]),
+        (NUMBERS.astype(bool), [False, True]),
+        (NUMBERS.astype(object), ["0", "1"]),
+        (NUMBERS, ["0", 1]),
+        (TEXTS, ["no", "yes"]),
+        (DAYS, [DAYS[0], DAYS[1]]),
+    ],
+)
+def test_a_column_that_can_hold_a_category_is_taken(column, categories):
+    table = pd.DataFrame({"a": column})
+    estimator = PrivateClassifier(1.0, categories={"a": categories}, **FAST, classes=[0, 1], epochs=1)
+    assert estimator.fit(table, LABELS).n_steps_ == 10
+
+
+def test_types_are_checked_before_a_prediction_and_a_missing_text_has_none():
+    texts = pd.DataFrame({"ward": NUMBERS.astype(str), "age": 30.0})
+    given = {"bounds": {"age": (0, 120)}, "categories": {"ward": ["0", "1"]}}
+    model = PrivateClassifier(1.0, **given, **FAST, classes=[0, 1], epochs=1).fit(texts, LABELS)
+    with pytest.raises(TypeError, match="Expected column 'ward' of texts"):
+        model.predict(texts.assign(ward=NUMBERS))
+    with pytest.raises(TypeError, match="Expected column 'age', which has bounds"):
+        model.predict(texts.assign(age=DAYS))
+    missing = [model.predict_proba(texts.assign(ward=value)) for value in (None, np.nan)]
+    np.testing.assert_array_equal(*missing)
+
+
+@pytest.mark.parametrize("classes", [3, [None, 1], [[0], [1]], [float("nan"), 1], [True, 1]])
+def test_classes_that_are_no_labels_are_refused_by_name(classes):
+    with pytest.raises(ValueError, match=r"Expected classes=.*different labels of one type"):
+        PrivateClassifier(1.0, **GIVEN, **FAST, classes=classes).fit(TABLE, LABELS)
+
+
+def test_a_column_alone_is_no_table_and_the_error_says_what_is():
+    with pytest.raises(ValueError, match=r"2D array.*a Series of pandas. Give a DataFrame, such as to_frame"):
+        PrivateClassifier(1.0, bounds=(0, 120), **FAST, classes=[0, 1]).fit(TABLE["age"], LABELS)
+
+
+def test_a_delta_that_is_too_large_is_refused_with_a_remedy_that_the_estimator_has():
+    with pytest.raises(
+        ValueError, match=r"delta=0.5 < 1/N.* for N = 60 rows.*Lower delta, or leave it out"
+    ) as raised:
+        PrivateClassifier(1.0, delta=0.5, **GIVEN, **FAST, classes=[0, 1]).fit(TABLE, LABELS)
+    assert "allow_large_delta" not in str(raised.value)

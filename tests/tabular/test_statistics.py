@@ -116,7 +116,7 @@ def test_statistics_and_training_are_reserved_before_either_is_released(tmp_path
     (account,) = ledger.spendings()
     assert account.finished
     assert account.entries == model.ledger_.entries
-    again = PrivateClassifier(0.5, **PRIVATE, **options, data_ledger=ledger.path)
+    again = PrivateClassifier(1.5, **PRIVATE, **options, data_ledger=ledger.path)
     with pytest.raises(BudgetError):
         again.fit(table, labels)
     assert len(ledger.spendings()) == 1
@@ -129,3 +129,9 @@ def test_noise_of_statistics_is_not_that_of_the_training():
 
     theirs = noisy_counts(zeros[0], noise_multiplier=1000.0, seed=0)
     assert abs(np.corrcoef(mine[0], theirs)[0, 1]) < 0.9
+
+
+def test_a_share_that_the_accountant_cannot_resolve_is_named():
+    message = r"statistics_share=0.1 of epsilon=1.0: .* got epsilon=0.1 .* Use accountant='pld'"
+    with pytest.raises(ValueError, match=message):
+        PrivateClassifier(1.0, bounds="private", classes=[0, 1], **FAST).fit([[0.5]] * 60, [0, 1] * 30)

@@ -1,7 +1,7 @@
 """A strategy with which a Lightning `Trainer` trains privately."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ class PrivateTraining(KeepsLedger):
             rule,
             data.dataset,
             self._loss or training_step_loss,
-            **{one.name: getattr(options, one.name) for one in fields(options)},
+            **vars(options),
         )
         if self._resumed is not None:
             adamas.load(self._resumed, run)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
+from adamas._guards.datasets import advice_on_weights
 from adamas.errors import UnsupportedError
 from adamas.integrations.opacus.loader import PrivateLoader
 from adamas.integrations.opacus.module import PrivateModule
@@ -118,7 +119,8 @@ def check_loader(data_loader: DataLoader[Any], *, poisson_sampling: bool) -> Non
         raise UnsupportedError(
             f"Expected data_loader with shuffle=True or False, got sampler={type(sampler).__name__}: its "
             "sampling probabilities would differ from the rate that is accounted for. Leave the "
-            "sampler out."
+            "sampler out, and take torch.utils.data.Subset for a part of the data set."
+            + advice_on_weights(sampler)
         )
     for name in ("worker_init_fn", "generator", "multiprocessing_context"):
         if getattr(data_loader, name) is not None:

@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adamas._nests import map_leaves, named_leaves
 from adamas.engines.bookkeeping.counts import user_line
@@ -97,6 +97,7 @@ class DeferredLoss:
 
     __slots__ = ("_each", "_reduction")
     __array_ufunc__ = None
+    __hash__ = object.__hash__
 
     def __init__(self, each: Deferred, reduction: str) -> None:
         self._each, self._reduction = each, reduction
@@ -104,14 +105,24 @@ class DeferredLoss:
     def __repr__(self) -> str:
         return f"DeferredLoss({self._reduction} of private losses)"
 
-    def backward(self) -> None:
+    def backward(
+        self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
         """Releases the private gradient of the batch, and writes it into `p.grad` of each parameter.
+
+        The arguments are those of `Tensor.backward`, and must keep their defaults.
 
         Raises:
             RuntimeError: If the batch was released before, or is not the current one.
             BudgetError: If the budget does not pay for it.
             UnsupportedError: If the examples cannot be told apart.
         """
+        if gradient is not None or retain_graph or create_graph or inputs is not None:
+            raise UnsupportedError(
+                f"Expected backward() without arguments ({user_line()}): a batch is released once, for all "
+                "parameters, and its gradients have none of their own. Scale the loss in place of gradient=, "
+                "and freeze parameters in place of inputs=."
+            )
         turn = self._each._turn
         if self._reduction != turn.reduction:
             raise ValueError(
@@ -206,6 +217,15 @@ def recorded(
     return Deferred(check_call(Node(function, *plain)), turn)
 
 
+def are_of(model: nn.Module, values: Any) -> bool:
+    """Tells whether a nest of values holds those of a batch on which a model is trained."""
+    leaves = (value for _, value in named_leaves(values))
+    return any(
+        isinstance(value, DeferredLoss) or (isinstance(value, Deferred) and value._turn.model is model)
+        for value in leaves
+    )
+
+
 def _recorded_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Records a call of torch; a loss function that averages becomes a loss of each example."""
     name = getattr(func, "__name__", "")
@@ -218,13 +238,13 @@ def _recorded_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return recorded(func, args, kwargs)
     values = (value for _, value in named_leaves([list(args), kwargs]))
     turn = next(value._turn for value in values if isinstance(value, Deferred))
-    return DeferredLoss(recorded(form.each, (Deferred(Leaf(0), turn), *args), kwargs), form.reduction)
+    return DeferredLoss(recorded(form.each, (Deferred(Leaf(None), turn), *args), kwargs), form.reduction)
 
 
 def _reduced(value: Deferred, reduction: str) -> DeferredLoss:
     """Returns the mean or sum over all of a value."""
     each = reductions.mean_of_each if reduction == "mean" else reductions.sum_of_each
-    return DeferredLoss(recorded(each, (Deferred(Leaf(0), value._turn), value), {}), reduction)
+    return DeferredLoss(recorded(each, (Deferred(Leaf(None), value._turn), value), {}), reduction)
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -258,7 +278,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem"):
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Deferred, f"__{_name}__", _unary(getattr(operator, _name)))
 for _kind in (Deferred, DeferredLoss):
-    for _name in ("bool", "int", "float", "complex", "index", "len", "array", "format"):
+    for _name in ("bool", "int", "float", "complex", "index", "len", "array", "format", "round"):
         setattr(_kind, f"__{_name}__", _refused(f"{_name}()"))
-for _name in ("lt", "le", "gt", "ge"):
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(DeferredLoss, f"__{_name}__", _refused("a comparison"))

@@ -4,15 +4,15 @@ from typing import Any
 
 from torch import nn
 
-from adamas._nests import named_leaves
-from adamas.integrations.opacus.deferred import Deferred, DeferredLoss, recorded
+from adamas.integrations.opacus.deferred import are_of, recorded
 
 
 class PrivateModule(nn.Module):
     """Records calls on deferred values for the private step.
 
     On plain tensors it computes what the module computes: evaluate it in this way. It shares the parameters,
-    and offers the module's attributes. As in Opacus, the names in its `state_dict()` begin with `_module.`.
+    and offers the module's attributes. As in Opacus, the names in its `state_dict()` begin with `_module.`. A
+    copy of it, or the module of another run, accepts values of a batch only if it is frozen.
 
     Args:
         module: The module.
@@ -31,7 +31,6 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module, now on tensors, later on values of the batch."""
-        values = named_leaves([list(args), kwargs])
-        if any(isinstance(value, Deferred | DeferredLoss) for _, value in values):
+        if are_of(self._module, [list(args), kwargs]):
             return recorded(None, args, kwargs)
         return self._module(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,6 +28,20 @@ class Gate:
         if optimizer not in _gates:
             _gates[optimizer] = cls(optimizer)
         return _gates[optimizer]
+
+    def check_used(self) -> None:
+        """Raises if the last release is still in `p.grad`: another one would not be added to it."""
+        unused = self._release is not None and any(
+            p.grad is gradient and gradient._version == version
+            for p, (gradient, version) in self._written.items()
+        )
+        if unused:
+            raise RuntimeError(
+                "Expected optimizer.step() after each loss.backward(), got a second backward() before it: "
+                "releases do not add up. For gradient accumulation, give the data loader the whole "
+                "batch_size, and take BatchMemoryManager to limit memory. To drop the last "
+                "release, call zero_grad()."
+            )
 
     def write(self, release: PrivateGradient) -> None:
         """Takes the release of the next step, and writes a copy into `p.grad` of each parameter."""
@@ -119,6 +133,13 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"PrivateOptimizer({self.original_optimizer!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses copy, deepcopy and pickle: a copy would have no run that makes releases for it."""
+        raise TypeError(
+            "A private optimizer cannot be copied: it steps on the releases of its run. Copy "
+            "optimizer.state_dict(), or save the run by PrivacyEngine.save_checkpoint."
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -21,10 +21,11 @@ class Leaf:
     """A tensor of the batch.
 
     Attributes:
-        place: Its number among the tensors of the batch.
+        name: The expression that reaches it, such as `batch['x']`; None for any tensor of the batch, where
+            only the number of examples matters.
     """
 
-    place: int
+    name: str | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,6 +38,7 @@ class Node:
         kwargs: The same, by name.
         differentiable: Whether gradients were enabled.
         line: Where the user wrote it.
+        versions: How often each constant tensor among the arguments had been changed.
     """
 
     function: Callable[..., Any] | None
@@ -44,6 +46,22 @@ class Node:
     kwargs: Mapping[str, Any]
     differentiable: bool = field(default_factory=torch.is_grad_enabled)
     line: str = field(default_factory=user_line)
+    versions: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", self._versions())
+
+    def _versions(self) -> tuple[int, ...]:
+        tensors = (value for _, value in named_tensors([list(self.args), dict(self.kwargs)]))
+        return tuple(0 if value.is_inference() else value._version for value in tensors)
+
+    def check_constants(self) -> None:
+        """Raises if a tensor among the arguments was changed after the call was written down."""
+        if self._versions() != self.versions:
+            raise RuntimeError(
+                f"A tensor that the loop used at {self.line} was changed in place before loss.backward(), "
+                "which computes with its values. Change it after backward(), or use a clone()."
+            )
 
     def inputs(self) -> Iterator["Leaf | Node"]:
         """Yields the nodes among the arguments."""
@@ -65,7 +83,8 @@ def check_call(node: Node) -> Node:
             raise UnsupportedError(
                 f"A value of the batch meets a tensor that requires a gradient at {node.line}, outside of "
                 "the module that make_private returned. Call that module as a whole, and not the original "
-                "one or a part of it; regularise by the optimizer's weight_decay."
+                "one, a part of it or a copy; regularise by the optimizer's weight_decay. Freeze another "
+                "model, such as a teacher, by requires_grad_(False)."
             )
     return node
 
@@ -81,15 +100,15 @@ class Program:
         self.line: str | None = None
         self._result = result
         self._order = list(_ordered(result))
-        self._check_gradients()
+        self._check()
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Runs the program on a batch."""
-        tensors = [tensor for _, tensor in named_tensors(batch)]
+        tensors = dict(named_tensors(batch))
         values: dict[Leaf | Node, Any] = {}
         for node in self._order:
             if isinstance(node, Leaf):
-                values[node] = tensors[node.place]
+                values[node] = next(iter(tensors.values())) if node.name is None else tensors[node.name]
                 continue
             args, kwargs = map_leaves((Leaf, Node), values.__getitem__, (list(node.args), dict(node.kwargs)))
             function = model if node.function is None else node.function
@@ -103,7 +122,7 @@ class Program:
         """Returns what the computation is, apart from numbers and constant tensors."""
         places = {node: place for place, node in enumerate(self._order)}
         return tuple(
-            node.place
+            node.name
             if isinstance(node, Leaf)
             else (
                 node.function,
@@ -115,10 +134,12 @@ class Program:
             for node in self._order
         )
 
-    def _check_gradients(self) -> None:
-        """Raises if the loss uses the model's output without gradients, which a later run would have."""
+    def _check(self) -> None:
+        """Raises if a later run would differ: by constants, or by gradients where the loop had none."""
         of_model: set[Leaf | Node] = set()
         for node in self._order:
+            if isinstance(node, Node):
+                node.check_constants()
             if isinstance(node, Node) and (node.function is None or not of_model.isdisjoint(node.inputs())):
                 of_model.add(node)
                 if not node.differentiable:

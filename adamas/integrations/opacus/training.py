@@ -1,6 +1,5 @@
 """Makes the releases of one private training, turn by turn of the user's loop."""
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from adamas._guards.collate import Collated
-from adamas._nests import map_leaves
+from adamas._nests import map_leaves, named_tensors
 from adamas._words import limit
 from adamas.accounting import Plan
 from adamas.engines import ENGINES, FAST
@@ -22,6 +21,7 @@ from adamas.integrations.opacus.program import Leaf, Node, Program
 from adamas.integrations.opacus.turn import Turn
 from adamas.loading import Batch
 from adamas.privatize import PrivateGradient
+from adamas.run.arguments import warn_if_evaluating
 from adamas.run.make import made
 from adamas.run.probing import probed, probed_before
 from adamas.run.rule_state import RuleState
@@ -96,13 +96,13 @@ class Training:
         for _ in range(left):
             if self._turn is not None:
                 self._turn.end()
-            turn = self._turn = Turn(self._release, self._reduction)
+            turn = self._turn = Turn(self._release, self._reduction, self._arguments.model)
             yield self._deferred(turn)
 
     def _deferred(self, turn: Turn) -> Any:
         """Returns a batch with a deferred value in place of each tensor."""
-        places = itertools.count()
-        return map_leaves(Tensor, lambda _: Deferred(Leaf(next(places)), turn), self._example)
+        names = (name for name, _ in named_tensors(self._example))
+        return map_leaves(Tensor, lambda _: Deferred(Leaf(next(names)), turn), self._example)
 
     @contextmanager
     def micro_batches(self, size: int) -> Iterator[None]:
@@ -119,6 +119,7 @@ class Training:
 
     def _release(self, loss: Leaf | Node) -> None:
         """Releases the private gradient of the next batch, and hands it to the optimizer."""
+        self._gate.check_used()
         program = self._replayed.program = Program(loss)
         release = concealed(
             lambda: self._private_gradient(program),
@@ -152,6 +153,7 @@ class Training:
     def _choose_engine(self, signature: tuple[Any, ...]) -> None:
         """Tries a new computation on a few examples, and takes the fastest engine that accepts it."""
         if signature not in self._engines:
+            warn_if_evaluating(self._arguments.model, stacklevel=9)
             probes = probed(self._arguments)
             if probes.refusal is not None:
                 warnings.warn(

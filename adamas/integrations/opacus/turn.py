@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from torch import nn
+
 from adamas.integrations.opacus.program import Leaf, Node
 
 
@@ -11,10 +13,11 @@ class Turn:
     Args:
         release: Releases the private gradient of a loss, given as a node of shape (n,).
         reduction: "mean" or "sum", the reduction that the run was made for.
+        model: The model that is trained on the batch.
     """
 
-    def __init__(self, release: Callable[[Leaf | Node], None], reduction: str) -> None:
-        self.reduction = reduction
+    def __init__(self, release: Callable[[Leaf | Node], None], reduction: str, model: nn.Module) -> None:
+        self.reduction, self.model = reduction, model
         self._release = release
         self._released = self._over = False
 

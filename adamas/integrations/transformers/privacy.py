@@ -1,7 +1,7 @@
 """The privacy arguments of a private trainer, besides its `TrainingArguments`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,16 +9,17 @@ import torch
 
 from adamas import _validate
 from adamas.accounting.data_ledger import DataLedger
-from adamas.accounting.ledger import ACCOUNTANTS, Ledger
-from adamas.engines import ENGINES, Loss
+from adamas.accounting.ledger import Ledger
+from adamas.engines import Loss
 from adamas.rules import RULES
-from adamas.sampling import SAMPLERS
-from adamas.secure_noise import NOISES
+from adamas.run.options import RunOptions
 
 RuleFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 """A class of optimizers, or a function of the parameters that makes one."""
 
 DEFAULT_EPSILON = 8.0
+
+_ANY_RECORDS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Privacy:
         delta: The delta of the guarantee; None takes 1/(10 N), for N records.
         allow_large_delta: Confirm a delta of 1/N or more.
         noise_multiplier: The noise relative to the sensitivity; give it instead of epsilon.
+        max_epsilon: With noise_multiplier: the training stops before a step would exceed it.
         clip_norm: Radius to which the gradient of a record is clipped.
         rule: Steps on the private gradients: a name in `adamas.rules.RULES`, a class of optimizers, or a
             function that makes one from the parameters.
@@ -56,12 +58,13 @@ class Privacy:
         8.0
         >>> Privacy(epsilon=3.0, noise_multiplier=1.0)
         Traceback (most recent call last):
-        ValueError: Expected exactly one of epsilon and noise_multiplier in Privacy, got both.
+        ValueError: Expected exactly one of epsilon and noise_multiplier, got epsilon and noise_multiplier.
     """
 
     epsilon: float | None = None
     delta: float | None = None
     noise_multiplier: float | None = None
+    max_epsilon: float | None = None
     clip_norm: float = 1.0
     rule: str | RuleFactory = "adam-bc"
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -77,17 +80,9 @@ class Privacy:
     allow_large_delta: bool = False
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and self.noise_multiplier is not None:
-            raise ValueError("Expected exactly one of epsilon and noise_multiplier in Privacy, got both.")
-        if self.noise_multiplier is not None:
-            _validate.noise_multiplier(noise_multiplier=self.noise_multiplier)
-        elif self.epsilon is None:
+        if self.epsilon is None and self.noise_multiplier is None:
             object.__setattr__(self, "epsilon", DEFAULT_EPSILON)
-        else:
-            _validate.positive(epsilon=self.epsilon)
-        if self.delta is not None:
-            _validate.delta(delta=self.delta)
-        _validate.positive(clip_norm=self.clip_norm)
+        _ = self.run_options(_ANY_RECORDS, batch_size=1, steps=1)  # checks what the run has, too
         if isinstance(self.rule, str):
             _validate.one_of(RULES, rule=self.rule)
         elif not callable(self.rule):
@@ -98,11 +93,14 @@ class Privacy:
             )
         if self.loss is not None and not callable(self.loss):
             raise TypeError(f"Expected loss={self.loss!r} to be a function loss(model, batch).")
-        _validate.one_of(SAMPLERS, sampling=self.sampling)
-        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
-        _validate.one_of(NOISES, noise=self.noise)
-        _validate.one_of(["auto", *ENGINES], engine=self.engine)
 
-    def delta_for(self, records: int) -> float:
-        """Returns delta for a number of records."""
-        return 1 / (10 * records) if self.delta is None else self.delta
+    def run_options(self, records: int, **others: Any) -> RunOptions:
+        """Returns the options of a run.
+
+        Args:
+            records: The number of records.
+            **others: Options that come from the trainer.
+        """
+        own = {one.name: getattr(self, one.name) for one in fields(RunOptions) if hasattr(self, one.name)}
+        own["delta"] = 1 / (10 * records) if self.delta is None else self.delta
+        return RunOptions(**own | others)

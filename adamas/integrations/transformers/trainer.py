@@ -180,31 +180,16 @@ class PrivateTrainerMixin(_Base):
         dataset, collate_fn = self._data
         privacy, planned, model = self.privacy, self.state.max_steps, cast(nn.Module, self.model)
         model.train()  # as it will be in each step: from_pretrained returns it in evaluation mode
-        run = make_private(
-            model,
-            self._rule(),
-            dataset,
-            loss_for(self, privacy),
+        options = privacy.run_options(
+            dataset_length(dataset),
             batch_size=self._expected_batch_size(),
-            delta=privacy.delta_for(dataset_length(dataset)),
             steps=planned,
-            epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            clip_norm=privacy.clip_norm,
-            seed=privacy.seed,
-            noise=privacy.noise,
-            engine=privacy.engine,
             micro_batch_size=self.args.per_device_train_batch_size,
-            sampling=privacy.sampling,
-            max_batch_size=privacy.max_batch_size,
             collate_fn=collate_fn,
             num_workers=self.args.dataloader_num_workers,
-            accountant=privacy.accountant,
             progress=False,
-            spent=privacy.spent,
-            data_ledger=privacy.data_ledger,
-            allow_large_delta=privacy.allow_large_delta,
         )
+        run = make_private(model, self._rule(), dataset, loss_for(self, privacy), **vars(options))
         if self._folder is not None:
             load(Training.file(self._folder), run)
             self._private.continues(run)
@@ -219,8 +204,8 @@ class PrivateTrainerMixin(_Base):
             )
         if training.shortened:
             _logger.warning(
-                f"The budget pays for {run.steps} of {planned} steps: releases made after the "
-                "checkpoint, or before the training, count."
+                f"The budget pays for {run.steps} of {planned} steps, after which the training ends. "
+                "Releases made before the training, or after the checkpoint, count."
             )
         return training
 

@@ -66,9 +66,13 @@ def test_values_are_refused(options, message):
 
 DATA = TensorDataset(*blobs())
 LOADERS = {
-    "sampler=WeightedRandomSampler": {
+    "sampler=WeightedRandomSampler.*weigh the classes in the loss": {
         "batch_size": 10,
         "sampler": WeightedRandomSampler(torch.ones(60), 60),
+    },
+    r"sampler=SubsetRandomSampler.*torch\.utils\.data\.Subset": {
+        "batch_size": 10,
+        "sampler": torch.utils.data.SubsetRandomSampler(range(30)),
     },
     "sampler=RandomSampler": {
         "batch_size": 10,

@@ -300,3 +300,35 @@ def test_two_engines_on_one_optimizer_share_what_guards_it():
     engine, *loop = private(model, optimizer=optimizer, engine=PrivacyEngine(accountant="rdp", seed=1))
     train(*loop)
     assert released(engine) == 6
+
+
+def test_tensors_of_a_batch_are_found_by_their_names():
+    found = []
+    for place in (None, 7, 20):
+        rows = [{"x": a, "y": 2 * a + 3} for a in blobs()[0]]
+        if place is not None:
+            rows[place] = dict(reversed(rows[place].items()))
+        model = mlp(classes=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=60.0)
+        _, module, optimizer, loader = private(
+            model, rows, batch_size=60, optimizer=optimizer, noise_multiplier=0.0
+        )
+        with BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=1, optimizer=optimizer
+        ) as batches:
+            for batch in batches:
+                F.mse_loss(module(batch["x"]), batch["y"]).backward()
+                optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+
+
+def test_a_record_with_its_keys_in_another_order_is_not_joined_with_others():
+    rows = [{"x": a, "y": 2 * a + 3} for a in blobs()[0]]
+    rows[7] = dict(reversed(rows[7].items()))
+    engine, module, _, loader = private(mlp(classes=4), rows, batch_size=60, noise_multiplier=0.0)
+    batch = next(iter(loader))
+    with pytest.raises(UnsupportedError, match="of one form"):
+        F.mse_loss(module(batch["x"]), batch["y"]).backward()
+    assert released(engine) == 0

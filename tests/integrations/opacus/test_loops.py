@@ -1,4 +1,4 @@
-"""Loops that scripts have: batches of any kind, schedulers, several losses; and values that nobody gets."""
+"""Loops that scripts have: batches of any kind, schedulers, several losses."""
 
 import copy
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from adamas import UnsupportedError, rules
 from adamas.errors import SlowEngineWarning
-from adamas.integrations.opacus import BatchMemoryManager, Deferred, PrivacyEngine
+from adamas.integrations.opacus import BatchMemoryManager, PrivacyEngine
 from tests.support.opacus_loops import blobs, mlp, private, train
 
 
@@ -276,98 +276,3 @@ def test_the_logits_of_an_output_train_and_its_own_mean_loss_is_refused():
     F.cross_entropy(module(x, labels=y).logits, y).backward()
     optimizer.step()
     assert engine.run.steps_done == 1
-
-
-VALUES = {
-    "item": lambda out, loss: loss.item(),
-    "float": lambda out, loss: float(loss),
-    "format": lambda out, loss: f"{loss:.3f}",
-    "detached": lambda out, loss: loss.detach().item(),
-    "compare": lambda out, loss: loss < 1,
-    "nan": lambda out, loss: torch.isnan(loss),
-    "log": lambda out, loss: loss.log(),
-    "correct": lambda out, loss: (out.argmax(1) == 1).sum().item(),
-    "branch": lambda out, loss: bool(out.max() > 1),
-    "list": lambda out, loss: out.tolist(),
-    "numpy": lambda out, loss: out.detach().cpu().numpy(),
-    "length": lambda out, loss: len(out),
-    "size": lambda out, loss: int(out.size(0)),
-    "rows": lambda out, loss: list(out),
-    "in place": lambda out, loss: out.add_(1),
-    "plus is": lambda out, loss: exec("out += 1", {"out": out}),
-    "assignment": lambda out, loss: exec("out[0] = 1", {"out": out}),
-    "relu in place": lambda out, loss: F.relu(out, inplace=True),
-    "hook": lambda out, loss: out.register_hook(print),
-    "examples' backward": lambda out, loss: out.sum(1).backward(),
-    "loss as a value": lambda out, loss: out - loss,
-    "product of losses": lambda out, loss: loss * loss,
-    "penalty": lambda out, loss: loss + torch.ones(3),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_values_of_a_batch_are_refused_with_the_line_and_the_remedy(name):
-    engine, module, _, loader = private()
-    x, y = next(iter(loader))
-    output = module(x)
-    with pytest.raises(UnsupportedError, match=r"test_loops\.py"):
-        VALUES[name](output, F.cross_entropy(output, y))
-    assert engine.accountant.history == []
-
-
-def test_text_of_deferred_values_says_nothing_about_them():
-    _, module, _, loader = private()
-    x, y = next(iter(loader))
-    assert repr(x) == repr(module(x)) == "Deferred(a value of private data)"
-    assert isinstance(x, Deferred)
-    assert str(F.cross_entropy(module(x), y)) == "DeferredLoss(mean of private losses)"
-
-
-def test_values_of_an_earlier_turn_are_refused():
-    _, module, _, loader = private()
-    batches = iter(loader)
-    x, y = next(batches)
-    loss = F.cross_entropy(module(x), y)
-    z, t = next(batches)
-    with pytest.raises(RuntimeError, match="several turns"):
-        loss + F.cross_entropy(module(z), t)
-    with pytest.raises(RuntimeError, match="earlier batch"):
-        loss.backward()
-
-
-class Rounded(torch.autograd.Function):
-    """Rounds, and has the gradient of not rounding."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-def test_calls_that_would_run_otherwise_later_are_refused():
-    _, module, _, loader = private()
-    x, y = next(iter(loader))
-    with torch.no_grad():
-        output = module(x)
-    with pytest.raises(UnsupportedError, match=r"torch\.no_grad\(\)"):
-        F.cross_entropy(output, y).backward()
-    with torch.autocast("cpu"), pytest.raises(UnsupportedError, match="autocast"):
-        module(x)
-    with pytest.raises(UnsupportedError, match=r"autograd\.Function"):
-        F.cross_entropy(Rounded.apply(module(x)), y).backward()
-    penalty = next(module.parameters()).square().sum()
-    with pytest.raises(UnsupportedError, match="weight_decay"):
-        F.cross_entropy(module(x), y) + penalty
-
-
-def test_a_loss_with_another_reduction_is_refused_before_anything_is_charged():
-    engine, module, _, loader = private(loss_reduction="sum")
-    x, y = next(iter(loader))
-    with pytest.raises(ValueError, match="reduction='sum'"):
-        F.cross_entropy(module(x), y).backward()
-    with pytest.raises(ValueError, match="one reduction"):
-        F.cross_entropy(module(x), y) + F.cross_entropy(module(x), y, reduction="sum")
-    assert engine.accountant.history == []

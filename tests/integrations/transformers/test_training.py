@@ -20,7 +20,6 @@ from transformers import (
 
 import adamas
 from adamas import rules
-from adamas.accounting.data_ledger import DataLedger
 from adamas.integrations import losses
 from adamas.integrations.transformers import Privacy, PrivateTrainer
 from adamas.integrations.transformers.cards import add_privacy
@@ -84,14 +83,6 @@ def test_the_expected_batch_is_the_device_batch_times_the_accumulation(tmp_path)
     assert (sampler.batch_size, sampler.dataset_size, ours.run.loader.micro_batch_size) == (4, 24, 2)
     assert ours.run.steps == ours.run.steps_done == 9  # 1.5 x 24 / 4
     assert ours.run.delta == 1 / 240
-
-
-def test_a_budget_pays_for_all_planned_steps_and_is_not_exceeded(tmp_path):
-    ours = trainer(tmp_path, privacy={"epsilon": 3.0, "accountant": "rdp"})
-    result = ours.train()
-    assert 2.9 < ours.epsilon() <= 3.0
-    assert ours.epsilon() <= result.metrics["privacy_epsilon"] <= 3.0
-    assert result.metrics["privacy_noise_multiplier"] == ours.run.noise_multiplier
 
 
 def without_rate(folder, **options):
@@ -312,23 +303,6 @@ def test_a_list_of_records_is_a_data_set_like_any_other(tmp_path):
     other = trainer(tmp_path, arguments_={"max_steps": 2})
     other.train()
     assert torch.equal(weights(ours.model), weights(other.model))
-
-
-def test_the_ledger_of_the_data_set_gets_back_what_was_not_released(tmp_path):
-    ledger = DataLedger.create(tmp_path / "data.ledger", epsilon=5.0, delta=1e-3, accountant="rdp")
-    ours = trainer(
-        tmp_path,
-        privacy={"epsilon": 3.0, "delta": 1e-3, "accountant": "rdp", "data_ledger": ledger},
-        eval_dataset=labelled(8, seed=9),
-        callbacks=[EarlyStoppingCallback(1, early_stopping_threshold=1e9)],
-        arguments_={
-            **{"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1},
-            **{"load_best_model_at_end": True, "metric_for_best_model": "loss"},
-        },
-    )
-    ours.train()
-    assert ours.run.steps_done == 2 < ours.run.steps
-    assert ledger.epsilon() == pytest.approx(ours.epsilon())
 
 
 def test_saved_generators_do_not_tell_how_many_records_were_drawn(tmp_path):

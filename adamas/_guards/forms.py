@@ -1,0 +1,40 @@
+"""Joins examples by torch's default_collate, which takes keys and types of a batch from its first example."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from adamas.errors import UnsupportedError
+
+
+def joined(examples: Sequence[Any]) -> Any:
+    """Returns the examples as a batch.
+
+    Raises:
+        UnsupportedError: If one of them has another form, which would decide how the others are joined.
+    """
+    batch = default_collate(list(examples))
+    if len({_form(example) for example in examples}) > 1:
+        raise UnsupportedError(
+            "Expected examples of one form, got some with other keys, another order of keys, or other types: "
+            "torch's default_collate takes these from the first example of a batch, so that one record would "
+            "change how the others are read. Return the same keys in the same order from the data set's "
+            "__getitem__, and numbers as tensors of one dtype."
+        )
+    return batch
+
+
+def _form(example: Any) -> Any:
+    """Returns everything of an example that decides how default_collate joins others with it."""
+    if isinstance(example, Tensor):
+        return example.dtype
+    if isinstance(example, Mapping):
+        return type(example), tuple((key, _form(value)) for key, value in example.items())
+    if isinstance(example, list | tuple):
+        return type(example), tuple(map(_form, example))
+    if isinstance(example, np.ndarray | np.generic):
+        return type(example), example.dtype
+    return type(example)

@@ -1,0 +1,25 @@
+"""A value of each option of a run that differs from its default."""
+
+GIVEN = {  # on the command line, and in Python
+    "batch_size": ("32", 32),
+    "delta": ("0.0001", 1e-4),
+    "ema": ("0.5", 0.5),
+    "epsilon": ("2.5", 2.5),
+    "noise_multiplier": ("1.5", 1.5),
+    "max_epsilon": ("4", 4.0),
+    "epochs": ("2", 2),
+    "steps": ("7", 7),
+    "clip_norm": ("0.3", 0.3),
+    "seed": ("11", 11),
+    "noise": ("secure", "secure"),
+    "engine": ("loop", "loop"),
+    "micro_batch_size": ("8", 8),
+    "sampling": ("shuffled", "shuffled"),
+    "max_batch_size": ("64", 64),
+    "accountant": ("rdp", "rdp"),
+    "allow_large_delta": (None, True),
+    "raw": (None, True),
+    "progress": (None, True),
+    "checkpoint_every": ("3", 3),
+    "resume": (None, True),
+}
