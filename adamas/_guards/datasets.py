@@ -67,7 +67,7 @@ def advice_on_weights(*samplers: object) -> str:
         return ""
     return (
         " Its WeightedRandomSampler cannot be accounted for: the accounting needs one sampling probability "
-        "for all examples. Weight the classes in the loss instead, loss * weights[labels], with weights that "
+        "for all examples. Instead, weigh the classes in the loss, loss * weights[labels], with weights that "
         "do not depend on the data."
     )
 
