@@ -1,8 +1,10 @@
-"""Formats numbers as text. An upper bound is always rounded up, a chosen limit is never rounded."""
+"""Rounds and formats numbers. An upper bound is always rounded up, a chosen limit is never rounded."""
 
 import math
+import struct
 from decimal import ROUND_CEILING, Context, Decimal
 
+_LARGEST_FLOAT32 = 3.4028234663852886e38
 _EXACT = Context(prec=400)  # digits of any float64 with its decimals
 
 
@@ -28,6 +30,22 @@ def rounded_up(value: float, decimals: int | None = None, *, digits: int = 4) ->
         decimals = max(digits - 1 - math.floor(math.log10(value)), 0)
     unit = Decimal(1).scaleb(-decimals)
     return f"{Decimal(repr(float(value))).quantize(unit, ROUND_CEILING, _EXACT):f}"
+
+
+def in_float32(value: float) -> float:
+    """Returns the smallest number in single precision that is not below an upper bound of 0 or more.
+
+    Loggers keep 32 bits, and would round to the nearest number.
+
+    Example:
+        >>> in_float32(1.5), in_float32(0.1), in_float32(3.1), in_float32(math.inf), in_float32(1e39)
+        (1.5, 0.10000000149011612, 3.1000001430511475, inf, inf)
+    """
+    if value > _LARGEST_FLOAT32:
+        return math.inf
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+    nearest, above = struct.unpack("<2f", struct.pack("<2i", bits, bits + 1))
+    return float(nearest if nearest >= value else above)
 
 
 def limit(value: float) -> str:

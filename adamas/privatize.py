@@ -21,6 +21,7 @@ from adamas.distributed import Ranks, fingerprint
 from adamas.engines import Engine
 from adamas.geometry import Geometry, Value
 from adamas.noise import Noise, add_center_
+from adamas.rules.accelerated import plain_rule
 from adamas.rules.base import Rule
 
 # Examples are summed around 0, and the center is subtracted from the sum. In float32 this can add to the
@@ -71,8 +72,10 @@ class PrivateGradient:
     def write_to(self, rule: torch.optim.Optimizer) -> None:
         """Hands the release to a rule: `p.grad` (not a copy), and the variance that its `step()` will use.
 
-        Any other `torch.optim` optimizer only gets a copy in `p.grad`, and cannot notice a change to it.
+        Any other `torch.optim` optimizer only gets a copy in `p.grad`, and cannot notice a change to it. For
+        what `accelerator.prepare` returned, the rule inside gets the release.
         """
+        rule = plain_rule(rule)
         if isinstance(rule, Rule):
             rule.receive(self.mean, self.noise_variance)
             return

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from adamas import _validate
 from adamas._guards.state import Watch
 from adamas._nests import map_tensors
-from adamas._streams import Seed, torch_randomness
+from adamas._streams import Seed, seed_python_from_torch, torch_randomness
 from adamas.accounting import calibrate
 from adamas.accounting.data_ledger import DataLedger
 from adamas.accounting.ledger import Ledger
@@ -147,8 +147,10 @@ class PaidScore:
         ):
             right, start = state.between(self._right), torch.get_rng_state()
             for place in range(self._examples):
-                batch = map_tensors(lambda x: x.to(device), self._collate([self._dataset[place]]))
                 torch.set_rng_state(start)  # what one example draws changes nothing for the next
+                seed_python_from_torch()
+                batch = map_tensors(lambda x: x.to(device), self._collate([self._dataset[place]]))
+                torch.set_rng_state(start)
                 answer = right(model, batch)
                 if not isinstance(answer, Tensor) or answer.shape != (1,) or answer.dtype != torch.bool:
                     raise TypeError(

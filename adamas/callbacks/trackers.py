@@ -3,15 +3,17 @@
 import importlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from adamas import _validate
+from adamas._words import in_float32
 from adamas.callbacks.base import FinishedStep, WatchedRun, is_writer
 
 
 class Tracker(ABC):
-    """Writes `run.metrics()` every few steps, and at the last one.
+    """Writes `run.metrics()` every few steps, and at the last one, also if `run.stop` made it the last.
 
     The names begin with "private/", or with "NOT_PRIVATE/" for a run without noise.
 
@@ -25,7 +27,19 @@ class Tracker(ABC):
 
     def __call__(self, run: WatchedRun, step: FinishedStep) -> None:
         """Writes the metrics of a step."""
-        if is_writer(run) and (step.number % self._every == 0 or step.number == step.total):
+        if self._is_due(step):
+            self._write(run, step)
+
+    def finish(self, run: WatchedRun, step: FinishedStep) -> None:
+        """Writes the metrics of the step where a run was stopped: it spent more than its last entry says."""
+        if not self._is_due(step):
+            self._write(run, step)
+
+    def _is_due(self, step: FinishedStep) -> bool:
+        return step.number % self._every == 0 or step.number == step.total
+
+    def _write(self, run: WatchedRun, step: FinishedStep) -> None:
+        if is_writer(run):
             group = "private" if run.private else "NOT_PRIVATE"
             metrics = {f"{group}/{name}": value for name, value in run.metrics().items() if name != "step"}
             self.write({name: value for name, value in metrics.items() if math.isfinite(value)}, step.number)
@@ -33,6 +47,13 @@ class Tracker(ABC):
     @abstractmethod
     def write(self, metrics: dict[str, float], step: int) -> None:
         """Writes numbers for a step."""
+
+
+def finish_trackers(callbacks: Iterable[object], run: WatchedRun, step: FinishedStep) -> None:
+    """Lets the trackers among the callbacks of a run write its last entry."""
+    for callback in callbacks:
+        if isinstance(callback, Tracker):
+            callback.finish(run, step)
 
 
 class TensorBoard(Tracker):
@@ -58,7 +79,8 @@ class TensorBoard(Tracker):
         if self._writer is None:
             self._writer = self._module.SummaryWriter(self._folder)
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            is_bound = name.endswith(("/epsilon", "/delta"))
+            self._writer.add_scalar(name, in_float32(value) if is_bound else value, step)
         self._writer.flush()  # nobody closes the file
 
 

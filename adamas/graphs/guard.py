@@ -77,16 +77,24 @@ def _reached(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, type):
         return []
-    own = getattr(value, "__dict__", None)
+    own = _attribute(value, "__dict__")
     reached = list(own.values()) if isinstance(own, dict) else []
     for kind in type(value).__mro__:
         if kind.__module__.partition(".")[0] in ("builtins", "torch", "adamas", "typing", "abc", "numpy"):
             continue
         names = vars(kind).get("__slots__", ())
-        reached += [getattr(value, name, None) for name in ([names] if isinstance(names, str) else names)]
+        reached += [_attribute(value, name) for name in ([names] if isinstance(names, str) else names)]
         reached += [one for name, one in vars(kind).items() if not name.startswith("__") or callable(one)]
-    call = getattr(value, "__call__", None)  # noqa: B004
-    return [*reached, call] if isinstance(call, MethodType) and not isinstance(value, type) else reached
+    call = _attribute(value, "__call__")
+    return [*reached, call] if isinstance(call, MethodType) else reached
+
+
+def _attribute(value: object, name: str) -> Any:
+    """Returns an attribute, or None: objects of other packages may raise anything for one that is missing."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def _is_filled(cell: Any) -> bool:

@@ -18,6 +18,7 @@ from adamas.accounting import Spending
 from adamas.accounting.journal import Release
 from adamas.callbacks.base import Callback
 from adamas.callbacks.early_stopping import check_paid, check_resumable
+from adamas.callbacks.trackers import finish_trackers
 from adamas.distributed import Ranks, rank_place, together, training_facts, write_once
 from adamas.engines import ENGINES, FAST, READS_VALUES, Engine, EngineFactory, Loss
 from adamas.loading import Batch, Loader
@@ -139,6 +140,8 @@ class PrivateRun(RunParts):
                 for callback in self.callbacks:
                     callback(self, step)
                 yield step
+                if self._stopped:
+                    finish_trackers(self.callbacks, self, step)
 
     def _step(self, number: int, release: PrivateGradient) -> Step:
         epoch, place = divmod(number - 1, self.steps_per_epoch)

@@ -19,7 +19,7 @@ from adamas.callbacks.base import Callback
 from adamas.distributed import Distributed, raises_together
 from adamas.engines import FAST, Loss
 from adamas.errors import SlowEngineWarning
-from adamas.run.accelerated import plain_rule, plain_scheduler
+from adamas.rules.accelerated import plain_rule, plain_scheduler
 from adamas.run.arguments import warn_if_evaluating
 from adamas.run.calibration import calibrated, spent_before
 from adamas.run.checkpoint import Checkpoints, load

@@ -19,8 +19,8 @@ from adamas.geometry import Geometry
 from adamas.loading import Loader
 from adamas.noise import Noise
 from adamas.privatize import PrivateGradient
+from adamas.rules.accelerated import plain_rule
 from adamas.rules.base import Rule
-from adamas.run.accelerated import plain_rule
 from adamas.run.accounted import Accounted
 from adamas.run.preconditions import check_parameters
 from adamas.run.randomness import model_randomness

@@ -24,7 +24,8 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise UnsupportedError(
                 f"The parameter {name!r} has a gradient hook, which would see gradients without noise. "
-                "Remove it; after release.write_to(rule) the private gradient is in p.grad."
+                "Remove it (wandb.watch and WANDB_WATCH make such hooks); after release.write_to(rule) the "
+                "private gradient is in p.grad."
             )
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     for name, p in named.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from adamas._guards.collate import MOST_EXAMPLES, check_collate, padded_and_alone
 from adamas._guards.state import Watch, unchanged
@@ -104,9 +105,21 @@ def _chosen_engine(
             elif name != FAST:
                 ENGINES[name](model, loss, sample).norms(ball)
         except UnsupportedError as error:
-            refusal = refusal or error
-            if name == names[-1]:
-                raise
+            refused = error
+        except CheckpointError as error:
+            refused = _differs_when_repeated(name)
+            refused.__cause__ = error
         else:
             return name, refusal
+        refusal = refusal or refused
+        if name == names[-1]:
+            raise refused
     raise AssertionError("ENGINES is empty.")
+
+
+def _differs_when_repeated(engine: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"engine={engine!r} cannot run the model under checkpointing of activations: a checkpoint saves "
+        "other tensors when its forward is run again. Turn it off (gradient_checkpointing=False), or use "
+        "engine='loop'."
+    )

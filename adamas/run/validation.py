@@ -108,7 +108,10 @@ def check_scheduler(scheduler: object, rule: torch.optim.Optimizer) -> LRSchedul
         )
     check_needs_no_metric(scheduler)
     if scheduler.optimizer is not rule:
-        raise ValueError("Expected scheduler to be built on the rule that the run uses.")
+        raise ValueError(
+            "Expected scheduler to be built on the rule that the run uses, got one of another optimizer. "
+            "Build it on the rule itself, before accelerator.prepare."
+        )
     return scheduler
 
 

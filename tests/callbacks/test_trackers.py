@@ -36,6 +36,22 @@ def test_a_tracker_writes_every_few_steps_and_at_the_end():
     assert recording.logged[-1][1]["private/epsilon"] == run.epsilon()
 
 
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+@pytest.mark.parametrize("by", ["callback", "loop"])
+def test_the_last_entry_of_a_stopped_run_has_all_that_it_spent(stop_at, by):
+    def stop(run, step):
+        if step.number == stop_at and by == "callback":
+            run.stop()
+
+    recording = Recording()
+    run = make_run(steps=7, callbacks=[WandB(recording, every=3), stop])
+    for step in run:
+        if step.number == stop_at and by == "loop":
+            run.stop()
+    assert [number for number, _ in recording.logged] == sorted({*range(3, stop_at, 3), stop_at})
+    assert recording.logged[-1][1]["private/epsilon"] >= run.epsilon()
+
+
 def test_infinite_numbers_are_left_out():
     recording = Recording()
     finish(make_run(noise_multiplier=0.0, steps=1, callbacks=[WandB(recording)]))
@@ -79,7 +95,20 @@ def test_tensorboard_holds_the_metrics_of_each_step(tmp_path):
     assert set(events.Tags()["scalars"]) == NAMES
     seen = events.Scalars("private/epsilon")
     assert [event.step for event in seen] == [2, 4, 6]
-    assert seen[-1].value == pytest.approx(run.epsilon(), rel=1e-6)
+    assert run.epsilon() <= seen[-1].value <= run.epsilon() * (1 + 1e-6)
+    assert all(event.value >= run.delta for event in events.Scalars("private/delta"))
+
+
+@pytest.mark.slow
+def test_single_precision_rounds_no_bound_down(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    given = {"private/epsilon": 2.4507415785483997, "private/delta": 1e-5}
+    TensorBoard(tmp_path).write(given, 1)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for name, value in given.items():
+        assert value <= events.Scalars(name)[0].value <= value * (1 + 1e-6)
 
 
 @pytest.mark.slow

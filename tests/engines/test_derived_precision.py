@@ -103,3 +103,49 @@ def test_one_example_moves_a_large_sum_of_16_bits_by_at_most_1(dtype: torch.dtyp
         return torch.cat([s.double().flatten() for s in engine.weighted_sum(weights).values()]) / 0.01
 
     assert float((clipped(x) - clipped(x[:-1])).norm()) <= 1 + 1e-3
+
+
+class InBfloat16(torch.autograd.Function):
+    """A product whose backward rounds, between tensors in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return (a @ b).float()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, b = (t.bfloat16() for t in ctx.saved_tensors)
+        g = g.bfloat16()
+        return (g @ b.mT).float(), (a.mT @ g).float()
+
+
+def rotated(m: nn.Module) -> Tensor:
+    """A series for a rotation, as of OFT: autocast rounds its products, and the sum is in float32."""
+    skew = m.w - m.w.mT
+    return torch.eye(7) + 2 * skew + 2 * skew @ skew
+
+
+@pytest.mark.parametrize(
+    "weight", [rotated, lambda m: InBfloat16.apply(m.w, m.w)], ids=["autocast", "custom function"]
+)
+def test_steps_in_16_bits_do_not_round_a_large_sum(weight: Callable[[nn.Module], Tensor]) -> None:
+    """Parameters and derived weight are in float32. All gradients point the same way."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    model = Through(lambda m, x: F.linear(x, weight(m)), w=nn.Parameter(0.3 * torch.randn(7, 7)))
+    n = 512
+    x, direction = 1 + 0.1 * torch.randn(n, 7), torch.arange(1.0, 8.0)
+    ball = Geometry.ball(trainable_parameters(model).values(), 0.01)
+
+    def summed_up(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch[0])
+        return out.float().mul(direction).sum(1)
+
+    def clipped(rows: Tensor) -> Tensor:
+        engine = Bookkeeping(model, summed_up, (rows,))
+        weights = 1 / engine.norms(ball).clamp(min=1)
+        return torch.cat([s.double().flatten() for s in engine.weighted_sum(weights).values()]) / 0.01
+
+    assert max(float((clipped(x) - clipped(x.roll(k, 0)[:-1])).norm()) for k in range(4)) <= 1 + 1e-3

@@ -13,6 +13,7 @@ from adamas import rules
 from adamas.graphs import NodeTerms
 from tests.support.node_runs import (
     FEATURES,
+    NODES,
     node_run,
     noisy_graph,
     terms_of,
@@ -124,3 +125,22 @@ def test_a_model_that_holds_a_graph_is_refused():
 
     with pytest.raises(TypeError, match="NodeTerms"):
         run_on_numbers(WholeGraph(noisy_graph()), loss)
+
+
+class Claims:
+    """Raises for an attribute that it does not have, as summaries of Weights & Biases do."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_objects_that_raise_for_a_missing_attribute_are_looked_through():
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    model = nn.Embedding(NODES, 2)
+    model.held = Claims()
+    assert run_on_numbers(model, loss).steps == 3
+    model.held.graph = noisy_graph()
+    with pytest.raises(TypeError, match="NodeTerms"):
+        run_on_numbers(model, loss)

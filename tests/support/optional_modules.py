@@ -11,6 +11,7 @@ NEEDS = {
     "adamas.federated.flower.simulation": "flwr",
     "adamas.integrations.lightning": "lightning",
     "adamas.integrations.lightning.keeps_ledger": "lightning",
+    "adamas.integrations.lightning.log_epsilon": "lightning",
     "adamas.integrations.lightning.one_device": "lightning",
     "adamas.integrations.lightning.refusals": "lightning",
     "adamas.integrations.lightning.released": "lightning",

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from adamas._numerics.sums import accumulation_dtype, squared_norms
+from adamas._numerics.sums import squared_norms
 from adamas.engines.base import empty_sums
 from adamas.engines.bookkeeping.certificate import Squares, behind_jacobian
 from adamas.engines.bookkeeping.records import Record, add_weighted_sum, chunk_length, materialized, terms_of
-from adamas.engines.leaves import leaves_of
+from adamas.engines.leaves import computes_in_16_bits, leaves_of
 from adamas.geometry import Geometry
 
 Derived: TypeAlias = list[tuple[Tensor, list[Record]]]
@@ -120,13 +120,13 @@ def _squares(
 def add_derived_sums(derived: Derived, weights: Tensor, out: Mapping[Tensor, Tensor]) -> None:
     """Adds the weighted sums of the examples' gradients behind derived weights to those of the parameters.
 
-    One vector-Jacobian product serves all examples. In 16 bits it would round the sum by more than an example
-    may move it; there, the gradients whose norms were taken are added up one by one.
+    One vector-Jacobian product serves all examples. In 16 bits, also of steps between, it would round the sum
+    by more than an example may move it; there, the gradients whose norms were taken are added up one by one.
     """
     params = list(out)
     for leaves, members in grouped(derived, params):
         outputs = [t for t, _ in members]
-        if all(accumulation_dtype(t.dtype) == t.dtype for t in (*outputs, *leaves)):
+        if not computes_in_16_bits(outputs):
             totals = empty_sums(outputs)
             with torch.no_grad():
                 for t, records in members:

@@ -1,6 +1,7 @@
 """Refuses, before anything is spent, the features of Lightning that a private training must not use."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -124,6 +125,20 @@ def check_turn(trainer: Any) -> None:
             f"{trainer.accumulate_grad_batches!r} and {trainer.lightning_module.automatic_optimization!r}: "
             "each turn is one private step. Remove the callback or hook that changes them."
         )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Adds the remedy to an error for what the Trainer holds: the module refers to it."""
+    try:
+        yield
+    except UnsupportedError as error:
+        if "may remember one example" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{error} If the Trainer holds it, give Trainer(enable_progress_bar=False, logger=False) or "
+            "logger=CSVLogger(...): engine='loop' looks through it, because the module refers to it."
+        ) from error
 
 
 def planned_steps(trainer: Any) -> int:

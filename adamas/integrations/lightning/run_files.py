@@ -39,6 +39,9 @@ def save(
         checkpoint: What Lightning saves. If it has weights only, it is written without a run.
         path: The file of the checkpoint.
         write: Writes the checkpoint.
+
+    Raises:
+        RuntimeError: If a step has begun and not ended.
     """
     check_local(path, "ckpt_path")
     place = Path(os.path.abspath(path))
@@ -46,6 +49,12 @@ def save(
     if "optimizer_states" not in checkpoint:
         write({**checkpoint, KEY: about})
         return
+    if checkpoint["global_step"] != run.steps_done:
+        raise RuntimeError(
+            f"Expected a checkpoint between two steps, got one during step {run.steps_done}, as after an "
+            "exception or Ctrl-C: its release is charged, but the Trainer has not finished the step, so "
+            "nothing could continue here. Continue the checkpoint before it, whose journal lists the release."
+        )
     file = place.parent / FOLDER / f"{place.name}.{run.steps_done}.safetensors"
     run.save(file)
     write({**checkpoint, KEY: {**about, "run": f"{FOLDER}/{file.name}"}})

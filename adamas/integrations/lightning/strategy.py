@@ -20,6 +20,7 @@ from adamas.errors import BudgetError, UnsupportedError
 from adamas.integrations._movement import Movement, lr_of
 from adamas.integrations.lightning import refusals
 from adamas.integrations.lightning.keeps_ledger import KeepsLedger
+from adamas.integrations.lightning.log_epsilon import log_epsilon, log_last_epsilon
 from adamas.integrations.lightning.released import Written
 from adamas.integrations.lightning.step_loss import takes_number, training_step_loss
 from adamas.integrations.lightning.train_data import TrainData, Turns
@@ -185,13 +186,10 @@ class PrivateTraining(KeepsLedger):
             num_workers=data.num_workers,
         )
         module, rule = self._module, self.optimizers[0]
-        run = adamas.make_private(
-            module,
-            rule,
-            data.dataset,
-            self._loss or training_step_loss,
-            **vars(options),
-        )
+        with refusals.explained():
+            run = adamas.make_private(
+                module, rule, data.dataset, self._loss or training_step_loss, **vars(options)
+            )
         if self._resumed is not None:
             adamas.load(self._resumed, run)
         self._run = run
@@ -238,10 +236,12 @@ class PrivateTraining(KeepsLedger):
         batch = next(self._batches, None)
         if batch is None:
             raise BudgetError(
-                f"The budget pays for no step after {run.steps_done}. Lower min_epochs or min_steps of the "
-                "Trainer, so that it can stop."
+                f"Expected no step after {run.steps_done}: the budget pays for no more, or run.stop() was "
+                "called. Lower min_epochs or min_steps of the Trainer, so that it can stop; to stop it, set "
+                "trainer.should_stop."
             )
-        release = run.privatize(batch)
+        with refusals.explained():
+            release = run.privatize(batch)
         self._written = Written(release, run.rule)
 
     def optimizer_step(
@@ -263,20 +263,25 @@ class PrivateTraining(KeepsLedger):
                 "optimizer, or skipped the backward. Leave both to the Trainer."
             )
         written.check()
+        if optimizer is not run.rule:
+            raise RuntimeError(
+                f"Expected the optimizer of configure_optimizers, got another {type(optimizer).__name__}: a "
+                "callback or hook has replaced it, and checkpoints would not have its state. Change the "
+                "param_groups of the first one instead."
+            )
         optimizer.step()
         if movement is not None:
             if run.noise_multiplier > 0:
                 movement.check()
             self._moved = True
         if not module.trainer.barebones:
-            module.log(
-                "epsilon", run.epsilon_bound(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1
-            )
+            log_epsilon(module, run.epsilon_bound())
         self._stop_at_the_end()
         return result
 
     def on_train_end(self) -> None:
-        """Returns to the data set's ledger what was reserved and not released."""
+        """Logs the last epsilon, and returns to the data set's ledger what was not released."""
+        log_last_epsilon(self._trainer, self.run.epsilon_bound())
         self.run.close()
 
     # --- helpers --------------------------------------------------------------------------------------

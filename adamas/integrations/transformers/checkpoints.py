@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from adamas._guards.kept_values import same_bits
@@ -19,7 +20,7 @@ def folder_to_resume(trainer: Trainer, resume_from_checkpoint: str | bool | None
     """Returns the folder to continue from; None for none.
 
     Raises:
-        FileNotFoundError: If it does not hold a run with its ledger.
+        FileNotFoundError: If it does not hold a run with its ledger, or was not saved to the end.
     """
     if not resume_from_checkpoint:
         return None
@@ -34,7 +35,13 @@ def folder_to_resume(trainer: Trainer, resume_from_checkpoint: str | bool | None
         raise FileNotFoundError(
             f"Expected {RUN_FILE} in {folder}: without its ledger the releases behind these weights "
             "are unknown, and epsilon would be too low. Resume from a checkpoint of a private trainer "
-            "(without save_only_model), or train anew and account for the earlier training yourself."
+            "(without save_only_model), or train anew and account for the earlier training yourself. If its "
+            "save was interrupted, delete the folder, and resume from the one before."
+        )
+    if not (Path(folder) / TRAINER_STATE_NAME).is_file():
+        raise FileNotFoundError(
+            f"Expected {TRAINER_STATE_NAME} in {folder}: its save was interrupted. Delete the folder, and "
+            "resume from the one before."
         )
     return str(folder)
 

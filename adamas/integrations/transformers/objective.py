@@ -1,5 +1,7 @@
 """Chooses the loss of each record for a trainer, and refuses trainers whose training does something else."""
 
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transformers import Trainer
@@ -19,6 +21,14 @@ _OWN = (
     "_save_optimizer_and_scheduler",
     "_load_optimizer_and_scheduler",
 )
+
+# Methods that a private training does not follow, and what takes their place.
+_REPLACED = {
+    "get_train_dataloader": "Give the data set and the data_collator to the trainer",
+    "_get_train_sampler": "Set Privacy(sampling=...)",
+    "get_batch_samples": "Set per_device_train_batch_size and gradient_accumulation_steps",
+    "get_optimizer_cls_and_kwargs": "Set Privacy(rule=...)",
+}
 
 
 def loss_for(trainer: Trainer, privacy: Privacy) -> Loss:
@@ -48,7 +58,7 @@ def loss_for(trainer: Trainer, privacy: Privacy) -> Loss:
 
 
 def check_methods(kind: type, mixin: type) -> None:
-    """Raises if a subclass replaces a method by which the private training works.
+    """Raises if a class has a method by which the private training works, or one that it would ignore.
 
     Args:
         kind: The class of the trainer.
@@ -62,17 +72,37 @@ def check_methods(kind: type, mixin: type) -> None:
                 "own: it could reach private data around sampling, clipping or ledger. Remove it, "
                 "and put the mixin first in the bases of the class."
             )
+    for name, remedy in _REPLACED.items():
+        owner = owner_of(kind, name, without=trainer_parts(kind))
+        if owner.__module__.partition(".")[0] not in ("transformers", "trl"):
+            raise UnsupportedError(
+                f"Expected {owner.__name__} without a {name} of its own, which a private training would "
+                "ignore: batches are drawn by the sampler that the accountant knows, and the rule takes the "
+                f"optimizer's place. {remedy}, and remove the method."
+            )
 
 
-def check_evaluation(train_dataset: Any, eval_dataset: Any) -> None:
-    """Raises if a trainer is to evaluate on the records that it trains on."""
+def check_evaluation(train_datasets: Iterable[Any], eval_dataset: Any) -> None:
+    """Raises if a trainer is to evaluate on the records that it trains on.
+
+    Args:
+        train_datasets: The data set as it was given, and as the trainer has prepared it.
+        eval_dataset: A data set, or several by their names.
+    """
     parts = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    if train_dataset is not None and any(part is train_dataset for part in parts):
+    known = [one for one in train_datasets if one is not None]
+    if any(part is one for part in parts for one in known):
         raise ValueError(
             "Expected an eval_dataset other than train_dataset: its metrics would be logged without noise. "
             "Evaluate on public records, or on records whose privacy is accounted for elsewhere "
             "(adamas.callbacks.PaidScore)."
         )
+
+
+def given_datasets(init: Callable[..., None], args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns `train_dataset` and `eval_dataset` of a call of a trainer's class, by position or by name."""
+    given = {**dict(zip(inspect.signature(init).parameters, args, strict=False)), **kwargs}
+    return [given.get(name) for name in ("train_dataset", "eval_dataset")]
 
 
 def owner_of(kind: type, name: str, without: tuple[type, ...] = ()) -> type:

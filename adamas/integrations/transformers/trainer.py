@@ -20,11 +20,13 @@ from adamas.integrations.transformers.objective import (
     check_evaluation,
     check_methods,
     check_optimizers,
+    given_datasets,
     loss_for,
 )
 from adamas.integrations.transformers.privacy import Privacy
 from adamas.integrations.transformers.quiet import PREPARING, RELEASING, quiet
 from adamas.integrations.transformers.rule import make_rule
+from adamas.integrations.transformers.trackers import check_trackers
 from adamas.integrations.transformers.training import Tickets, Training, zero
 from adamas.loading import dataset_length
 from adamas.run import PrivateRun
@@ -57,10 +59,11 @@ class PrivateTrainerMixin(_Base):
         if not isinstance(privacy, Privacy):
             raise TypeError(f"Expected privacy to be a Privacy, got {type(privacy).__name__}.")
         check_methods(type(self), PrivateTrainerMixin)
-        check_evaluation(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))  # before they are prepared
+        self._given, evaluated = given_datasets(super().__init__, args, kwargs)
+        check_evaluation([self._given], evaluated)  # before they are prepared
         with quiet(PREPARING):
             super().__init__(*args, **kwargs)
-        check_evaluation(self.train_dataset, self.eval_dataset)
+        check_evaluation([self.train_dataset], self.eval_dataset)
         self.privacy = privacy
         self._private = PrivacyCallback(self._begin)
         self._folder: str | None = None
@@ -158,8 +161,13 @@ class PrivateTrainerMixin(_Base):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluates as `Trainer.evaluate` does; metrics are not covered by the guarantee."""
-        check_evaluation(self.train_dataset, eval_dataset)
+        check_evaluation([self._given, self.train_dataset], eval_dataset)
         return super().evaluate(eval_dataset, *args, **kwargs)
+
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Predicts as `Trainer.predict` does; trackers get the metrics, without noise."""
+        check_evaluation([self._given, self.train_dataset], test_dataset)
+        return super().predict(test_dataset, *args, **kwargs)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of records behind a loader."""
@@ -236,6 +244,7 @@ class PrivateTrainerMixin(_Base):
     def _check(self) -> None:
         """Raises, before anything is spent, for what cannot be kept."""
         check_arguments(self.args, self.privacy)
+        check_trackers(self.callback_handler.callbacks, self.privacy)
         loss_for(self, self.privacy)
         if self.train_dataset is not None:
             dataset_length(self.train_dataset)

@@ -195,6 +195,11 @@ class MovesNothing(pl.Callback):
         optimizer.step = lambda *args: None
 
 
+class ReplacesOptimizer(pl.Callback):
+    def on_train_epoch_start(self, trainer, module):
+        trainer.strategy.optimizers = [torch.optim.Adam(module.parameters())]
+
+
 class WithFrozen(fits.Classifier):
     def __init__(self, rule=torch.optim.SGD):
         super().__init__(rule)
@@ -213,6 +218,7 @@ class WithFrozen(fits.Classifier):
         (Clips(), "not those of the release"),
         (MovesFrozen(), "changed 'frozen'"),
         (MovesNothing(), "moved 0 of 2"),
+        (ReplacesOptimizer(), "optimizer of configure_optimizers, got another Adam"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -276,6 +282,19 @@ def test_the_ledger_of_the_data_gets_back_what_early_stopping_saves(tmp_path):
     trainer.fit(fits.Classifier(), fits.loader())
     assert trainer.strategy.run.steps_done < fits.STEPS
     assert ledger.epsilon() == pytest.approx(trainer.strategy.run.epsilon())
+
+
+class StopsTheRun(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 4:
+            trainer.strategy.run.stop()
+
+
+def test_a_callback_that_stops_the_run_and_not_the_trainer_is_told_how(tmp_path):
+    trainer = fits.trainer(tmp_path, callbacks=[StopsTheRun()])
+    with pytest.raises(adamas.BudgetError, match=r"no step after 4.*set trainer\.should_stop"):
+        trainer.fit(fits.Classifier(), fits.loader())
+    assert trainer.strategy.run.steps_done == 4
 
 
 class BackwardLater(fits.Classifier):

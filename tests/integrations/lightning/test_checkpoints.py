@@ -241,6 +241,27 @@ def test_a_crash_between_run_and_checkpoint_leaves_the_older_pair(tmp_path, monk
     assert names(tmp_path)[0] == "last.ckpt.15.safetensors"
 
 
+class StopInside(pl.Callback):
+    def on_before_optimizer_step(self, trainer, *args):
+        if trainer.strategy.run.steps_done == 6:
+            raise Stop
+
+
+def test_an_exception_during_a_step_leaves_the_checkpoint_before_it(tmp_path):
+    """Otherwise last.ckpt would be replaced by one that nothing can continue."""
+    keep = pl.callbacks.ModelCheckpoint(
+        tmp_path, every_n_train_steps=4, save_last=True, save_on_exception=True
+    )
+    with pytest.raises(RuntimeError, match=r"one during step 6.*the checkpoint before") as error:
+        fits.trainer(tmp_path, callbacks=[keep, StopInside()]).fit(fits.Classifier(), fits.loader())
+    assert isinstance(error.value.__context__, Stop)
+    trainer = fits.trainer(tmp_path)
+    trainer.fit(module := fits.Classifier(), fits.loader(), ckpt_path=tmp_path / "last.ckpt")
+    weights, epsilon = uninterrupted()
+    assert torch.equal(fits.weights(module), weights)
+    assert trainer.strategy.run.epsilon() == epsilon
+
+
 def test_a_checkpoint_loads_for_evaluation_and_inference_as_any_other(tmp_path):
     path = finished(tmp_path)
     (tmp_path / "alone").mkdir()

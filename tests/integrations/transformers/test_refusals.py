@@ -153,6 +153,8 @@ def test_records_that_train_are_not_evaluated(tmp_path):
     made = trainer(tmp_path, data=data)
     with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
         made.evaluate(made.train_dataset)
+    with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+        made.predict(data)  # trackers get its metrics
 
 
 def test_a_large_delta_needs_a_confirmation(tmp_path):
@@ -229,6 +231,38 @@ def test_a_subclass_cannot_replace_the_private_parts(tmp_path, name):
     below = type("Below", (PrivateTrainer,), {name: lambda self, *args: None})
     with pytest.raises(UnsupportedError, match=f"Expected Below to leave {name} to PrivateTrainerMixin"):
         trainer(tmp_path, kind=below)
+
+
+class Weighted(Trainer):
+    def _get_train_sampler(self, train_dataset=None):
+        raise AssertionError("is not called in a private training")
+
+
+class OwnLoader(Trainer):
+    def get_train_dataloader(self):
+        raise AssertionError("is not called in a private training")
+
+
+class OwnKind(Trainer):
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args, model=None):
+        raise AssertionError("is not called in a private training")
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "remedy"),
+    [
+        (Weighted, "_get_train_sampler", r"Privacy\(sampling="),
+        (OwnLoader, "get_train_dataloader", "data_collator to the trainer"),
+        (OwnKind, "get_optimizer_cls_and_kwargs", r"Privacy\(rule="),
+    ],
+)
+def test_a_method_that_would_be_ignored_is_refused(tmp_path, base, name, remedy):
+    class Private(PrivateTrainerMixin, base):
+        pass
+
+    with pytest.raises(UnsupportedError, match=rf"Expected {base.__name__} without a {name}.*{remedy}"):
+        trainer(tmp_path, kind=Private)
 
 
 def test_the_mixin_must_come_first(tmp_path):

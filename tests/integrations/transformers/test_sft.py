@@ -8,7 +8,7 @@ pytest.importorskip("trl")
 pytest.importorskip("peft")
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, OFTConfig
 from transformers import get_scheduler
 from trl import DPOConfig, DPOTrainer, SFTConfig
 
@@ -18,7 +18,7 @@ from adamas.errors import UnsupportedError
 from adamas.integrations import losses
 from adamas.integrations.transformers import Privacy, PrivateTrainerMixin
 from adamas.integrations.transformers.arguments import MAPPED, REFUSED, SUPPORTED
-from tests.support.tiny_sft import sft
+from tests.support.tiny_sft import PrivateSFT, sft, sft_arguments
 from tests.support.tiny_trainers import PRIVACY, llama, texts, tokenizer, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -77,6 +77,22 @@ def test_adapters_train_in_bfloat16_and_resume_bit_for_bit(tmp_path):
     assert (tmp_path / "b" / "checkpoint-6" / "adapter_model.safetensors").exists()
 
 
+def test_adapters_that_a_checkpoint_repeats_with_other_tensors_train_on_another_engine(tmp_path):
+    """OFT under TRL's default of gradient checkpointing."""
+    rotations = OFTConfig(r=0, oft_block_size=4, target_modules=["q_proj", "v_proj"])
+    made = sft(tmp_path, peft_config=rotations, arguments_={"max_steps": 1})
+    made.train()
+    assert made.run.engine == "loop"
+    fast = sft(tmp_path, peft_config=rotations, privacy=PRIVACY | {"engine": "bookkeeping"})
+    with pytest.raises(
+        UnsupportedError, match=r"engine='bookkeeping' cannot run.*gradient_checkpointing=False"
+    ):
+        fast.train()
+    plain = sft(tmp_path, peft_config=rotations, arguments_={"gradient_checkpointing": False, "max_steps": 1})
+    plain.train()
+    assert plain.run.engine == "bookkeeping"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("packing", True), ("padding_free", True), ("loss_type", "dft")],
@@ -95,6 +111,18 @@ def test_every_field_of_sft_s_arguments_has_one_place():
 def test_a_stream_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"map-style|__len__"):
         sft(tmp_path, data=texts().to_iterable_dataset())
+
+
+def test_records_that_train_are_not_evaluated_though_trl_makes_data_sets_of_its_own(tmp_path):
+    data = texts()
+    by_position = (llama(), sft_arguments(tmp_path), None, data, data)
+    with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+        PrivateSFT(*by_position, processing_class=tokenizer(), privacy=Privacy(**PRIVACY))
+    made = sft(tmp_path, data=data)
+    assert made.train_dataset is not data
+    for known in (data, made.train_dataset):
+        with pytest.raises(ValueError, match="Expected an eval_dataset other than train_dataset"):
+            made.evaluate(known)
 
 
 def test_preferences_are_refused_with_the_reason(tmp_path):

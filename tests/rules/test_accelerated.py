@@ -107,6 +107,35 @@ def test_prepared_parts_train_as_they_would_alone(prepare, kind, tmp_path):
     assert run.epsilon() == whole.epsilon()
 
 
+@pytest.mark.parametrize("kind", [rules.AdamBC, torch.optim.Adam])
+def test_a_loop_of_its_own_writes_releases_to_prepared_parts(prepare, kind):
+    expected = finish(make_run_with(loss, *(plain := parts(kind))[:2], scheduler=plain[2]))
+    model, rule, scheduler = prepare()(*parts(kind))
+    run = make_run_with(loss, model, rule, scheduler=scheduler)
+    for batch in run.batches():
+        run.privatize(batch).write_to(rule)
+        rule.step()
+        scheduler.step()
+        rule.zero_grad()
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), expected)
+
+
+def test_a_gradient_that_the_accelerator_clips_is_not_the_release(prepare):
+    model, rule, _ = prepare()(*parts())
+    run = make_run_with(loss, model, rule)
+    run.privatize(next(run.batches())).write_to(rule)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="not the release's any more"):
+        rule.step()
+
+
+def test_a_scheduler_of_the_prepared_rule_is_refused(prepare):
+    model, rule, _ = parts()
+    prepared = prepare()(rule)
+    with pytest.raises(ValueError, match=r"before accelerator\.prepare"):
+        make_run_with(loss, model, prepared, scheduler=StepLR(prepared, 1))
+
+
 @pytest.mark.slow
 def test_a_rule_that_replaces_another_is_found_inside(prepare):
     model, rule, _ = parts()
