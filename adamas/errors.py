@@ -68,4 +68,4 @@ class SlowEngineWarning(UserWarning):
 
 
 class EvaluationModeWarning(UserWarning):
-    """A model whose dropout is off, since all of it is in evaluation mode. Its privacy is the same."""
+    """Warns that a whole model is in evaluation mode, so its dropout is off. Its privacy is the same."""

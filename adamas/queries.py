@@ -1,8 +1,8 @@
 """Noisy counts: small releases besides gradients, such as how many answers are right.
 
-The true counts are whole numbers, and so are the released ones: Gaussian noise is rounded before it is added.
-Rounding it afterwards would give the same numbers, so this is post-processing of the Gaussian mechanism, and
-no bits of a floating-point sum are released.
+True and released counts are whole numbers: Gaussian noise is rounded before it is added. Rounding the sum
+would give the same numbers, so this is post-processing of the Gaussian mechanism. No bits of a floating-point
+sum are released.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ def noisy_counts(
     Args:
         counts: The true counts, which are private.
         noise_multiplier: The standard deviation of the noise, relative to the sensitivity.
-        sensitivity: How far adding or removing one record moves the counts at most, in the Euclidean norm:
-            1 for one count, or for the counts of bins that exclude one another; sqrt(k) for k such histograms
-            of the same records. The caller guarantees it.
+        sensitivity: The most that adding or removing one record moves the counts, in the Euclidean norm: 1
+            for one count, or for a histogram in which a record is in one bin at most; sqrt(k) for k such
+            histograms of the same records. The caller guarantees it.
         ledger: Records the release here, before the noise is drawn. Its relation is adding or removing a
             record, or replacing one by a record without influence.
-        seed: Makes the noise reproducible; whoever knows it can remove it. Never use one number for two
-            calls on the same data. None draws a secret one.
+        seed: Makes the noise reproducible; anyone who knows it can remove the noise. Never use one number for
+            two calls on the same data. None draws a secret one.
 
     Returns:
         Whole numbers. They may be negative.
@@ -65,7 +65,7 @@ def noisy_counts(
             f"Expected counts to be a list of whole numbers, got {true.dtype} of {true.ndim} dimensions."
         )
     if true.size and int(np.abs(true).max()) > _LARGEST_COUNT:
-        raise ValueError(f"Expected counts up to {_LARGEST_COUNT}.")
+        raise ValueError(f"Expected counts from -{_LARGEST_COUNT} to {_LARGEST_COUNT}.")
     if noise_multiplier * sensitivity > _LARGEST_NOISE:
         raise ValueError(
             f"Expected noise_multiplier * sensitivity <= {_LARGEST_NOISE:g}, got "
@@ -84,7 +84,7 @@ def noisy_counts(
 
 
 def _own_seed(seed: int | None) -> Seed:
-    """Returns a seed whose noise is not that of a training run with the same number."""
+    """Returns a seed whose noise differs from that of a training run with the same number."""
     if seed is None:
         return Seed()
     return Seed(int.from_bytes(Seed(seed).words("counts", count=8).tobytes(), "little"))

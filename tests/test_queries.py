@@ -57,7 +57,7 @@ def test_a_seed_has_other_noise_here_than_in_a_training_run():
     [
         ([0.5], {}, TypeError, "whole numbers"),
         ([[1]], {}, TypeError, "2 dimensions"),
-        ([2**60], {}, ValueError, "counts up to"),
+        ([2**60], {}, ValueError, "counts from"),
         ([1], {"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
         ([1], {"sensitivity": -1.0}, ValueError, "sensitivity"),
     ],

@@ -45,8 +45,8 @@ _ALONE = "the example is alone in its batch"
 _BESIDE = "the other examples change, with the same random values"
 
 _OWN_GENERATOR = (
-    " If it makes a generator of its own at its first batch, as a collator of transformers does with seed=, "
-    "leave out the seed: the run seeds torch's generator for each batch."
+    " If it makes its own generator at its first batch, as collators of transformers do with seed=, leave "
+    "out the seed: the run seeds torch's generator for each batch."
 )
 
 Collate = Callable[[list[Any]], Any]
@@ -89,7 +89,7 @@ class Apart:
       must not change. This check works only if the exchange keeps the number of draws, and it never
       exchanges the longest examples.
     - Nothing that collate_fn reaches may change, except random generators: it would carry one batch into
-      the next, or into the loss. What a tokenizer changes at each use is put back.
+      the next, or into the loss. What a tokenizer changes at each use is restored.
 
     Args:
         collate: The collate_fn.

@@ -1,4 +1,4 @@
-"""Refuses what users pass as a data set and cannot be sampled example by example, each with its remedy."""
+"""Refuses data sets that cannot be sampled example by example, each with its remedy."""
 
 import sys
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def check_dataset(dataset: object) -> None:
     if isinstance(dataset, streams):
         raise TypeError(
             "Expected a map-style data set, got an IterableDataset: a stream cannot be sampled at random, "
-            "so a record's chance to take part is not known. Load it into a data set with "
+            "so a record's sampling probability is unknown. Load it into a data set with "
             "__getitem__ and __len__; for Hugging Face's, use load_dataset without streaming=True."
         )
     if isinstance(dataset, DataLoader):
@@ -41,12 +41,12 @@ def check_dataset(dataset: object) -> None:
         raise TypeError(
             f"Expected a data set, got a {type(dataset).__name__}, which is read by columns. Pass "
             "torch.utils.data.TensorDataset(x, y) with x = torch.tensor(table[features].to_numpy(), "
-            "dtype=torch.float32), and y alike, or take an estimator of adamas.tabular, which fits tables."
+            "dtype=torch.float32), and y likewise; or use an estimator of adamas.tabular, which fits tables."
         )
     if type(dataset).__module__.startswith("scipy.sparse"):
         raise TypeError(
             f"Expected a data set, got a {type(dataset).__name__}. Pass torch.utils.data.TensorDataset(x, y) "
-            "with x = torch.tensor(matrix.toarray(), dtype=torch.float32), and y alike."
+            "with x = torch.tensor(matrix.toarray(), dtype=torch.float32), and y likewise."
         )
     if isinstance(dataset, list | tuple) and dataset and all(_is_dataset(part) for part in dataset):
         raise TypeError(
@@ -62,13 +62,13 @@ def check_dataset(dataset: object) -> None:
 
 
 def advice_on_weights(*samplers: object) -> str:
-    """Returns where weights go that a sampler has; nothing for other samplers."""
+    """Returns the remedy for a sampler that has weights; nothing for other samplers."""
     if not any(isinstance(sampler, WeightedRandomSampler) for sampler in samplers):
         return ""
     return (
-        " Its WeightedRandomSampler has no place in the accounting, which holds if all examples have one "
-        "chance to take part: weigh the classes in the loss instead, loss * weights[labels], with weights "
-        "that do not depend on the data."
+        " Its WeightedRandomSampler cannot be accounted for: the accounting needs one sampling probability "
+        "for all examples. Instead, weigh the classes in the loss, loss * weights[labels], with weights that "
+        "do not depend on the data."
     )
 
 

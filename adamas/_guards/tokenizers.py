@@ -1,4 +1,4 @@
-"""What tokenizers of `transformers` and `tokenizers` remember: tokens, settings, and shown warnings."""
+"""Reads and restores the memory of tokenizers: tokens, settings, and notes of shown warnings."""
 
 import pickle
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,8 @@ _COMPILED = {
     *("tokenizers.processors", "tokenizers.decoders", "tokenizers.trainers"),
 }
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-# Keys that transformers writes into `deprecation_warnings` when it shows a warning. Whether one was shown can
-# depend on the data: the last one tells that a text was long.
+# Keys that transformers writes into `deprecation_warnings` when it shows a warning. Whether it was shown can
+# depend on the data: the last key reveals that a text was long.
 _SHOWN = (
     "Asking-to-pad-a-fast-tokenizer",
     "max_len_single_sentence",
@@ -42,7 +42,7 @@ def notes_warnings(value: object) -> bool:
 
 
 def tokens_of(native: Any, *, whole: bool) -> tuple[Any, ...]:
-    """Returns what decides which tokens a native tokenizer makes, to compare with later.
+    """Returns everything that decides which tokens a native tokenizer makes, to compare it later.
 
     Args:
         native: The tokenizer.
@@ -66,9 +66,9 @@ def settings_of(native: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def put_back(tokenizers: Iterable[Any]) -> Iterator[None]:
-    """Puts back, after a call, the settings and the notes of warnings that a tokenizer changes at its use.
+    """Restores, after a call, the settings and the notes of warnings that a tokenizer changes.
 
-    Within the call all warnings count as shown: otherwise each call would show them again, some with the
+    Within the call all warnings count as shown. Otherwise each call would show them again, some with the
     length of a text.
     """
     with ExitStack() as stack:

@@ -255,8 +255,8 @@ def _check_resolved(
 ) -> None:
     """Raises if RDP asks for far more noise than the budget needs.
 
-    Its orders are finite, so that more noise stops to lower its epsilon near log(1 / delta) over the largest
-    order; for delta = 1e-5 at 0.103. A budget close to that would be kept, by noise that leaves no signal.
+    Its orders end, so its epsilon does not fall below about log(1 / delta) over the largest order, whatever
+    the noise: 0.103 for delta = 1e-5. To keep a budget close to that would take noise that leaves no signal.
     """
     if not composition.supports("pld", event, relation):
         return

@@ -16,8 +16,8 @@ _PLACES = 32
 class EpsilonBound:
     """Bounds the epsilon of a growing list of events, mostly without composing.
 
-    It composes the events of a place ahead and keeps the answer until the run has passed that place: more
-    events never cost less. The answer at the end of the plan is exact.
+    It composes the events up to a later step, and returns that answer until the run has passed the step:
+    more events never cost less. The answer at the end of the plan is exact.
 
     Args:
         delta: The delta of the guarantee.
@@ -41,8 +41,8 @@ class EpsilonBound:
 
         Args:
             entries: All events so far.
-            usual: The event of which more will follow.
-            ahead: How many more will follow.
+            usual: The event that will follow.
+            ahead: How many of these will follow.
         """
         now = counted(entries)
         if within(now, self._composed) and (ahead > 0 or now == self._composed):

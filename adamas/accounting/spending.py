@@ -49,7 +49,7 @@ class Spending:
         data_ledger: Where the run reserves what it plans to release; None for nowhere.
         ranks: The processes of a data-parallel run, of which one writes.
         title: What the data set's ledger calls the run.
-        spent: Releases that were made on the data before the run, which the budget pays for, too.
+        spent: Releases on the data before the run, which count towards the budget.
         enforced: Whether plan and budget hold. False for replays, whose releases are not seen.
 
     Attributes:
@@ -135,7 +135,7 @@ class Spending:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing was released but what was spent before the run."""
+        """Whether the run has released nothing: only what was spent before."""
         return counted(self.complete().entries) == counted(self._spent)
 
     def rehearsal(self) -> "Spending":
@@ -193,14 +193,14 @@ class Spending:
             self._budget().require(entries, self._event(), ahead=self._units_after(step))
 
     def _check_repeated(self, releases: Sequence[Release]) -> None:
-        """Raises `BudgetError` for a step that was made before, is not the same now, and costs too much."""
+        """Raises `BudgetError` for a repeated step that now differs and that the budget does not pay for."""
         try:
             self._check_paid(releases)
         except BudgetError as error:
             if not releases[0].attempt:
                 raise
             raise BudgetError(
-                f"Step {releases[0].step + 1} was released before by the run that died, and differs now, so "
+                f"Step {releases[0].step + 1} was released before, by the run that died, and differs now, so "
                 f"it would be charged again. {error} Or restore what has changed since: data, weights, loss, "
                 "schedule, micro-batches, number of threads, machine, or versions of packages."
             ) from error

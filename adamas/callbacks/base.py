@@ -1,4 +1,4 @@
-"""What a callback is, and what it may use of a run."""
+"""Defines callbacks, and the parts of a run and of a step that they use."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
@@ -55,5 +55,5 @@ Callback: TypeAlias = Callable[[Any, Any], None]
 
 
 def is_writer(run: WatchedRun) -> bool:
-    """Tells whether this process writes the logs of a run; in a data-parallel run one does."""
+    """Tells whether this process writes the logs of a run. In a data-parallel run, one does."""
     return run.ranks is None or run.ranks.is_writer

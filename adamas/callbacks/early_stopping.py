@@ -21,11 +21,11 @@ class EarlyStopping:
     `PaidScore`.
 
     Args:
-        score: `score(model)`, a number that is better if it is larger. It gets the moving average of the
-            weights if the run has one. The model is in evaluation mode.
+        score: `score(model)` returns a number; larger is better. It gets the model in evaluation mode, with
+            the moving average of the weights if the run has one.
         patience: Evaluations without a better score before the run stops.
-        every: Steps between evaluations; None for each epoch.
-        least_gain: How much larger a score must be to count as better.
+        every: Steps between evaluations; None evaluates after each epoch.
+        least_gain: A score is better only if it exceeds the best one by more than this.
 
     Attributes:
         score: As given.
@@ -55,7 +55,7 @@ class EarlyStopping:
         self._best, self._since = -math.inf, 0
 
     def __call__(self, run: WatchedRun, step: FinishedStep) -> None:
-        """Evaluates at the end of an epoch, and stops the run."""
+        """Evaluates the model if a score is due, and stops the run if scores no longer rise."""
         due = step.ends_epoch if self._every is None else step.number % self._every == 0
         if not due:
             return
@@ -77,7 +77,7 @@ class EarlyStopping:
 
 
 def check_paid(callbacks: Iterable[object], *, done: int, total: int, steps_per_epoch: int) -> None:
-    """Raises if a run would ask for a score more often than was paid for.
+    """Raises if a run would ask for more scores than are paid for.
 
     Args:
         callbacks: Those of the run.
@@ -93,9 +93,9 @@ def check_paid(callbacks: Iterable[object], *, done: int, total: int, steps_per_
     for score, count in asked.items():
         if count > score.left:
             raise BudgetError(
-                f"Expected PaidScore to pay for all that EarlyStopping asks for: {count} evaluations in "
-                f"{total - done} steps, but {score.left} of evaluations={score.evaluations} are left. Plan "
-                "more evaluations, or ask less often by EarlyStopping(every=...)."
+                f"Expected PaidScore to pay for each score of EarlyStopping: {count} evaluations in "
+                f"{total - done} steps, but {score.left} of evaluations={score.evaluations} are left. Raise "
+                "evaluations, or evaluate less often by EarlyStopping(every=...)."
             )
 
 
@@ -105,8 +105,8 @@ def check_resumable(callbacks: Iterable[object]) -> None:
         score = callback.score if isinstance(callback, EarlyStopping) else callback
         if isinstance(score, PaidScore) and not score.outlives_the_process:
             raise ValueError(
-                "Expected PaidScore(data_ledger=...) in a run that continues a saved one: without it nobody "
-                "knows which evaluations the earlier process has made. Make the ledger by "
+                "Expected PaidScore(data_ledger=...) in a run that continues a saved one: without it, the "
+                "evaluations of the earlier process are not known. Make the ledger by "
                 "`adamas ledger create`, and give it from the start."
             )
 

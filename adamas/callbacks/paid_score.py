@@ -27,27 +27,27 @@ from adamas.queries import noisy_counts
 class PaidScore:
     """The share of right answers on private validation data, with noise.
 
-    The validation data must be other records than the training data, held out before the training by a rule
-    that does not look at them. A training record then costs what the run says, and a validation record what
-    `ledger` says; each record is in one of them only.
+    The validation records must not be in the training data: hold them out before the training, by a rule that
+    does not look at them. Then each record is in one of the two. A training record costs what the run says,
+    and a validation record what `ledger` says.
 
     The model sees one example at a time, so that no answer depends on another example.
 
-    Without `data_ledger` the budget is that of this object. A training that resumes makes a new one, so it
-    needs `data_ledger`: a file in which each evaluation is on disk before it is made.
+    Without `data_ledger`, the budget lives in this object. A training that resumes makes a new object, so it
+    needs `data_ledger`, a file that has each evaluation on disk before it is made.
 
     Args:
         right: `right(model, batch)` for a batch of one example: a tensor of one True or False.
-        dataset: The validation data. How many examples it has is public.
+        dataset: The validation data. Its length is public.
         epsilon: The budget of all evaluations together.
         delta: Its delta.
-        evaluations: How often the score may be asked for. A run with `EarlyStopping` needs as many as its
-            steps ask for, even if it may stop before.
-        collate_fn: Makes a batch of a list of one example; torch's default if None.
+        evaluations: How many times the score may be computed. A run with `EarlyStopping` must have one for
+            each evaluation of all its steps, even if it may stop before.
+        collate_fn: Makes a batch from a list of one example; torch's default if None.
         data_ledger: The ledger of the validation data, or its file: all evaluations in all processes spend
             from its budget.
-        seed: Makes the noise reproducible; whoever knows it can remove it. Never use one number for two
-            scores on the same data. None draws a secret one.
+        seed: Makes the noise reproducible; anyone who knows it can remove the noise. Never use one number for
+            two scores on the same data. None draws a secret one.
 
     Attributes:
         evaluations: As given.
@@ -105,12 +105,12 @@ class PaidScore:
 
     @property
     def left(self) -> int:
-        """How many evaluations this object may still make."""
+        """Evaluations that this object may still make."""
         return self.evaluations - self._made
 
     @property
     def outlives_the_process(self) -> bool:
-        """Whether a process that resumes knows what this one has spent."""
+        """Whether a process that resumes knows the spending of this one."""
         return self._data_ledger is not None
 
     def __call__(self, model: nn.Module) -> float:
@@ -121,8 +121,8 @@ class PaidScore:
     def _score(self, model: nn.Module) -> float:
         if not self.left:
             raise BudgetError(
-                f"The budget of this score pays for {self.evaluations} evaluations, which were made. Ask "
-                "less often (EarlyStopping(every=...)), or plan more evaluations."
+                f"The budget of this score pays for {self.evaluations} evaluations; all were made. Evaluate "
+                "less often (EarlyStopping(every=...)), or raise evaluations."
             )
         count = self._count(model)
         self._made += 1

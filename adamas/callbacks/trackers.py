@@ -63,7 +63,9 @@ class TensorBoard(Tracker):
         folder: The folder of the event files.
         every: Steps from one entry to the next.
 
-    Example: `make_private(..., callbacks=[TensorBoard("runs/mine", every=10)])`.
+    Example::
+
+        make_private(..., callbacks=[TensorBoard("runs/mine", every=10)])
     """
 
     def __init__(self, folder: str | Path, *, every: int = 1) -> None:
@@ -86,14 +88,14 @@ class WandB(Tracker):
     """Writes to a run of Weights & Biases.
 
     Args:
-        run: What `wandb.init(...)` returned.
+        run: The result of `wandb.init(...)`.
         every: Steps from one entry to the next.
     """
 
     def __init__(self, run: Any, *, every: int = 1) -> None:
         super().__init__(every)
         if not callable(getattr(run, "log", None)):
-            raise TypeError(f"Expected run={run!r} to be what wandb.init(...) returns.")
+            raise TypeError(f"Expected run={run!r} to be the result of wandb.init(...).")
         self._run = run
 
     def write(self, metrics: dict[str, float], step: int) -> None:

@@ -1,4 +1,4 @@
-"""Counts the examples that take no part in a training, because their gradient is not finite."""
+"""Counts the examples that take no part in a training because their gradient is not finite."""
 
 from dataclasses import dataclass
 
@@ -34,9 +34,9 @@ class Unusable:
 def count_unusable(run: PrivateRun) -> Unusable:
     """Counts the examples of a run whose gradient is not finite. NOT PRIVATE, and for the owner of the data.
 
-    A run leaves such examples out and does not say so, because that would be a release. Count before the
-    training, while the model has its initial weights: later counts depend on its state. Nothing is recorded
-    or changed, and the run does the same afterwards.
+    A run leaves out such examples and does not say so, because that would be a release. Count before the
+    training, while the model has its initial weights: later counts depend on its state. Counting records and
+    changes nothing, so the run does the same afterwards.
 
     Args:
         run: The run.
@@ -58,7 +58,7 @@ def count_unusable(run: PrivateRun) -> Unusable:
 
 
 def usable_examples(replay: Replay) -> Outcome:
-    """Computes the gradients of a batch, of which one at least must be finite."""
+    """Computes the gradients of a batch; at least one must be finite."""
     run, places = replay.still, replay.batch.places
     finite = _finite(run, places)
     seen = f"{finite} of {len(places)} examples of a batch have a finite gradient at the start"

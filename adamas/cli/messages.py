@@ -1,9 +1,9 @@
-"""Messages of errors as the command line says them: by its flags, in one line."""
+"""Rewrites error messages for the command line: with its flags, in one line."""
 
 import re
 
 FLAGS = ("allow_large_delta", "classes", "resume", "target_bounds", "test_file", "test_fraction")
-"""Arguments that messages of the library tell to give, and that are flags of a command."""
+"""Arguments that messages of the library recommend, and that are flags of a command."""
 
 _ASSIGNED = re.compile(rf"\b({'|'.join(FLAGS)})=(?:(True)|'([^']*)'|([-+\d][-+.e\d]*(?<!\.)))")
 _MISSING = re.compile(r"\[Errno 2\] No such file or directory: '(.*)'", re.DOTALL)

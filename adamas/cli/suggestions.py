@@ -12,17 +12,25 @@ def suggest_command(
     dataset_size: Annotated[int, typer.Option(help="Number of training examples.")],
     parameters: Annotated[int, typer.Option(help="Number of trainable parameters.")],
     epsilon: Annotated[float, typer.Option(help="Budget.")],
-    delta: Annotated[float | None, typer.Option(help="1/(10 N), rounded down, if not given.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; or give --hours.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Time, with --examples-per-second.")] = None,
-    examples_per_second: Annotated[
-        float | None, typer.Option(help="Examples that your private training takes in a second.")
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the budget; 1/(10 N), rounded down, if not given.")
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="Bytes for the optimizer's state.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; or give --hours, or neither.")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours for the training; needs --examples-per-second.")
+    ] = None,
+    examples_per_second: Annotated[
+        float | None, typer.Option(help="Speed of your private training, from a short run.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Bytes for the optimizer's state; no limit if not given.")
+    ] = None,
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: Json = False,
 ) -> None:
-    """Suggest rule, learning rate, batch size and passes for a budget, with reasons and without data."""
+    """Suggest rule, learning rate, batch size and epochs for a budget, with reasons and without data."""
     from adamas.suggestions import suggest
 
     made = suggest(

@@ -1,4 +1,4 @@
-"""Options of `adamas train` for tables in files, and `adamas schema`, which begins a file about one."""
+"""Options of `adamas train` for tables in files, and `adamas schema`, which begins a schema file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,22 +18,26 @@ Schema = Annotated[
 Target = Annotated[str | None, typer.Option(help="For a table: the column to predict.")]
 Classes = Annotated[
     str | None,
-    typer.Option(help="Labels of the target, A,B,...; or public, if their set in the file is public."),
+    typer.Option(help="For a table: the labels, A,B,...; or public, if their set in the file is public."),
 ]
-TargetBounds = Annotated[str | None, typer.Option(help="LOW:HIGH of a target that is a number.")]
+TargetBounds = Annotated[str | None, typer.Option(help="For a table: LOW:HIGH of a target that is a number.")]
 Bounds = Annotated[
-    list[str] | None, typer.Option(help="COLUMN=LOW:HIGH: usual range of a numeric column, known in public.")
+    list[str] | None,
+    typer.Option(help="COLUMN=LOW:HIGH: the usual range of a numeric column, from public knowledge."),
 ]
 Categories = Annotated[
-    list[str] | None, typer.Option(help="COLUMN=A,B,...: values of another column, known in public.")
+    list[str] | None,
+    typer.Option(help="COLUMN=A,B,...: the values of another column, from public knowledge."),
 ]
-TestFile = Annotated[Path | None, typer.Option(help="A file with the test rows.")]
-TestFraction = Annotated[float | None, typer.Option(help="Or their share in the table; 0.2 if not given.")]
+TestFile = Annotated[Path | None, typer.Option(help="For a table: a file with the test rows.")]
+TestFraction = Annotated[
+    float | None, typer.Option(help="Or the share of test rows in the table; 0.2 if not given.")
+]
 
 
 @dataclass(frozen=True)
 class TableFlags:
-    """What the command line says about a table. Each attribute is the option of this name."""
+    """The flags for a table. Each attribute is the option of this name."""
 
     schema: Path | None
     target: str | None
@@ -45,11 +49,11 @@ class TableFlags:
     test_fraction: float | None
 
     def check_absent(self, data: str) -> None:
-        """Raises if one is given for data that are no table."""
+        """Raises if a flag is given for data that is not a table."""
         for name, value in vars(self).items():
             if value is not None:
                 raise ValueError(
-                    f"Expected --{name.replace('_', '-')} for a table only, and data={data!r} is no file "
+                    f"Expected --{name.replace('_', '-')} only with a table, but data={data!r} is not a file "
                     "that ends in .csv or .parquet."
                 )
 
@@ -117,17 +121,17 @@ def _pair(text: str, option: str) -> list[float]:
 def defaults_for(
     flags: TableFlags, data: str, rule: str, length: bool, lr: bool
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Returns the options of a table, and what a training has unless something else is given.
+    """Returns the options of a table, and the defaults of its training.
 
     Args:
-        flags: What is said about the table.
+        flags: The flags for the table.
         data: The name of the data.
         rule: The name of the rule.
         length: Whether the number of steps or epochs is given.
         lr: Whether the learning rate is given.
 
     Returns:
-        None and the usual values for other data.
+        None and the usual defaults for other data.
     """
     from adamas.experiment.tables import default_options, is_table
 
@@ -148,7 +152,7 @@ def schema(
     data: Annotated[str, typer.Argument(help="A table: a file that ends in .csv or .parquet.")],
     out: Annotated[Path | None, typer.Option(help="The TOML file to write; printed if not given.")] = None,
 ) -> None:
-    """Begin a schema of a table, from names and types of its columns alone."""
+    """Write a schema of a table to fill in, from the names and types of its columns alone."""
     from adamas.tabular.schema_files import skeleton
 
     text = skeleton(data)
@@ -160,4 +164,4 @@ def schema(
             file.write(text)
     except FileExistsError as error:
         raise ValueError(f"Expected --out {out} not to exist. Choose another file.") from error
-    print(f"Fill in {out}, from what is known in public, and give it to adamas train --schema.")
+    print(f"Fill in {out} from public knowledge, and pass it to adamas train --schema.")

@@ -18,7 +18,7 @@ from adamas.models import MODELS
 from adamas.rules import RULES
 
 TrainedData = Annotated[
-    str, typer.Option(help=f"A table's file that ends in .csv or .parquet; or one of: {', '.join(DATASETS)}.")
+    str, typer.Option(help=f"A table: a .csv or .parquet file; or one of: {', '.join(DATASETS)}.")
 ]
 RuleName = Annotated[str, typer.Option(help=f"One of: {', '.join(RULES)}.")]
 _GIVEN = ("name", "input_shape", "classes")  # arguments that follow from other options
@@ -39,12 +39,12 @@ Hops = Annotated[int | None, typer.Option(help="For graphs: how many messages aw
 def train(
     data: TrainedData = "digits",
     model: Annotated[
-        str | None, typer.Option(help=f"One of: {', '.join(MODELS)}; mlp, or linear for a table.")
+        str | None, typer.Option(help=f"One of: {', '.join(MODELS)}. Default: mlp, or linear for a table.")
     ] = None,
     rule: RuleName = "adam-bc",
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate; the rule's default, or that for tables, if not given."),
+        typer.Option(help="Learning rate. Default: the rule's, or that for tables."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE: any other argument of the rule.")
@@ -56,7 +56,7 @@ def train(
     schedule: Annotated[
         str | None,
         typer.Option(
-            help="Learning-rate schedule: constant, linear or cosine; constant, or linear for a table."
+            help="Learning rate: constant, linear or cosine. Default: constant, or linear for a table."
         ),
     ] = None,
     schema: table_options.Schema = None,
@@ -70,7 +70,7 @@ def train(
     count_unusable: Annotated[
         bool,
         typer.Option(
-            "--count-unusable", help="Count training examples without a finite gradient first. NOT PRIVATE."
+            "--count-unusable", help="First count training examples without a finite gradient. NOT PRIVATE."
         ),
     ] = False,
     out: Annotated[

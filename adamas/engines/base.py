@@ -154,7 +154,7 @@ def empty_sums(params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
 
 _REMEDY = (
     'Use reduction="none", and sum or average over the axes of one example only. The loss that a model of '
-    "Hugging Face returns averages over the batch: take adamas.integrations.losses.for_model(model) instead."
+    "Hugging Face returns averages over the batch: use adamas.integrations.losses.for_model(model) instead."
 )
 
 

@@ -1,4 +1,4 @@
-"""Tables in files as data sets of a training. What reads them needs the extra `tables`."""
+"""Tables in files as data sets of a training. Reading them needs the extra `tables`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +23,7 @@ def is_table(name: str) -> bool:
 
 
 def source(name: str) -> Callable[..., Data]:
-    """Returns what makes a data set of its options.
+    """Returns the function that makes a data set from its options.
 
     Args:
         name: A name in `DATASETS`, or a file.
@@ -36,7 +36,7 @@ def source(name: str) -> Callable[..., Data]:
 
 
 def default_options(numbers: bool) -> dict[str, Any]:
-    """Returns what a training on a table has unless something else is given.
+    """Returns the defaults of a training on a table.
 
     Args:
         numbers: Whether the target is a number.
@@ -84,7 +84,7 @@ def check_has_rows(data: Data) -> None:
 
 
 def told(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the scores of a result as words, each with its title, for the command line."""
+    """Returns title and text of each score of a result, for the command line."""
     scores: Mapping[str, float | None] = result["test_scores"]
     rows, left_out = result["test_rows"], result.get("test_rows_left_out", 0)
     counted = f"{rows}" if not left_out else f"{rows} of {rows + left_out}: the others have no known label"

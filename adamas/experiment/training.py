@@ -98,8 +98,8 @@ def train_and_save(
             result.
         elsewhere: Whether files that `out` cannot take at the end are kept in a new folder under the
             system's temporary directory.
-        unusable: Called before the first step with the number of training examples without a finite
-            gradient, which is not private; None does not count them.
+        unusable: Gets, before the first step, the number of training examples without a finite gradient,
+            which is not private; None does not count them.
         options: Other options of `make_private` that do not change the result, such as `progress` and
             `data_ledger`.
 

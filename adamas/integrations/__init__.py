@@ -1,5 +1,5 @@
-"""Other libraries: losses of each example for their models, and their training loops.
+"""Integrations: per-example losses for Hugging Face models, and private training in other libraries' loops.
 
-Each module is imported by its name, such as `adamas.integrations.losses`. A module for the loop of a library
-needs the extra of that library; the losses need none.
+Import a module by its name, such as `adamas.integrations.losses`. `transformers` and `lightning` need the
+extra of that name; `losses` and `opacus` need none.
 """

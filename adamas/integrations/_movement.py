@@ -1,7 +1,7 @@
 """Checks after a step that the trainable weights moved, and the frozen ones did not.
 
-A training whose weights do not move spends its budget all the same. That happens if adapters are attached
-after the optimizer was made, or before a model was moved to its device.
+A training whose weights do not move still spends its budget. That happens if adapters are added after the
+optimizer was made, or before the model was moved to its device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ class Movement:
         self._frozen = _digests(model)
 
     def check(self) -> None:
-        """Raises unless trainable weights have moved since, and no frozen ones.
+        """Raises unless trainable weights moved since, and frozen ones did not.
 
         Some may stay: at the small learning rate of a warm-up, the step of a weight near 1 rounds to nothing.
         """
@@ -33,8 +33,8 @@ class Movement:
         if all(torch.equal(now[name], p) for name, p in self._trainable.items()):
             raise RuntimeError(
                 f"The first step moved 0 of {len(self._trainable)} trainable parameters, at a learning rate "
-                "above 0. Training on would spend the budget for nothing. Move the model to its device "
-                "before adapters are added, build the rule from the parameters that the model has now, "
+                "above 0. To go on would spend the budget for nothing. Move the model to its device "
+                "before you add adapters, build the rule from the model's current parameters, "
                 "and raise the learning rate if steps round to nothing."
             )
         after = _digests(self._model)

@@ -39,7 +39,7 @@ def logits_of(model: nn.Module, batch: Any, more: Mapping[str, Tensor] | None = 
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Computes losses in float32 at least."""
+    """Returns logits in float32 at least, in which losses are computed."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 

@@ -1,13 +1,12 @@
-"""Losses of each example for models of Hugging Face `transformers`, and for `peft` models around them.
+"""Per-example losses for models of Hugging Face `transformers`, and for `peft` models around them.
 
-A model's own `loss` averages over the batch, so that it is no loss of one example. Each function here takes
-the model's logits and returns one loss per example, as `adamas.make_private` expects. For a batch of one
-example it equals the model's own loss. `for_model` chooses the function for a model.
+A model's own `loss` averages over the batch. Each function here takes the model's logits and returns one loss
+per example, as `adamas.make_private` expects. For a batch of one example it equals the model's own loss.
+`for_model` chooses the function for a model.
 
-A batch is a dictionary of tensors, as the collators of `transformers` make it. Labels of -100 do not count,
-nor do other labels below 0 or from the number of classes on: an error at the step that draws such an example
-would tell that it was drawn. So check labels before training. An example without any label that counts has
-loss 0 and gradient 0.
+A batch is a dictionary of tensors, as the collators of `transformers` make it. Labels of -100, and labels
+outside the model's classes, are ignored: an error at the step that draws such an example would reveal that it
+was drawn. So check labels before training. An example without any other label has loss 0 and gradient 0.
 """
 
 from collections.abc import Callable
@@ -118,8 +117,8 @@ def masked_lm(
 ) -> Tensor:
     """Computes the cross entropy of each example over its masked tokens, those with a label.
 
-    `DataCollatorForLanguageModeling` draws the mask of each token by itself, as dropout does. Arguments as
-    for `token_classification`.
+    `DataCollatorForLanguageModeling` draws the mask token by token, like dropout. Arguments as for
+    `token_classification`.
     """
     labels = class_indices(batch, "masked_lm")
     return _over_tokens(logits_of(model, batch), labels, reduction, label_smoothing)
@@ -128,7 +127,7 @@ def masked_lm(
 def causal_lm(
     model: nn.Module, batch: Any, *, reduction: str = "mean", label_smoothing: float = 0.0
 ) -> Tensor:
-    """Computes the cross entropy of each example's next tokens: the label of a token is for the one before.
+    """Computes the cross entropy of each example's next tokens: each token predicts the one after it.
 
     Arguments as for `token_classification`. Labels are the tokens themselves, as the collators make them.
     Tokens that `peft` puts before the text have no label.
@@ -145,8 +144,8 @@ def seq2seq_lm(
 ) -> Tensor:
     """Computes the cross entropy of each example over the tokens of its target text.
 
-    Arguments as for `token_classification`. Without `decoder_input_ids` in the batch the model makes them of
-    the labels.
+    Arguments as for `token_classification`. Without `decoder_input_ids` in the batch, the model makes them
+    from the labels.
     """
     labels, more = class_indices(batch, "seq2seq_lm"), {}
     if "decoder_input_ids" not in batch and "decoder_inputs_embeds" not in batch:
@@ -207,7 +206,7 @@ _BY_PROBLEM = {
 
 
 def for_model(model: nn.Module, *, label_smoothing: float = 0.0, reduction: str = "mean") -> Loss:
-    """Chooses the loss of each example for a model of `transformers`, by its class and its configuration.
+    """Chooses the per-example loss for a model of `transformers`, by its class and its configuration.
 
     Args:
         model: The model, also with adapters of `peft`.
@@ -261,7 +260,7 @@ def _chosen(model: Any) -> Callable[..., Tensor] | None:
 
 
 def _known(labels: Tensor, classes: int) -> Tensor:
-    """Replaces labels that are no index of a class."""
+    """Replaces labels that are not the index of a class by -100."""
     return torch.where((labels >= 0) & (labels < classes), labels, IGNORED)
 
 

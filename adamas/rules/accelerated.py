@@ -1,7 +1,7 @@
-"""Finds rule and scheduler in what `accelerate` has prepared, and refuses other wrappers of rules.
+"""Unwraps the rule and the scheduler that `accelerate` has prepared, and refuses other wrappers.
 
-A wrapper decides whether and how often `step()` reaches the rule, which would part the rule from the
-releases that are charged. So the run uses the rule itself. The wrapper shares its state.
+A wrapper decides whether and how often `step()` reaches the rule, so steps could differ from the releases
+that are charged. So the run uses the rule itself. The wrapper shares its state.
 """
 
 import sys
@@ -18,7 +18,7 @@ def plain_rule(rule: Any) -> Any:
     """Returns the rule that `accelerator.prepare` has wrapped; anything else as it is.
 
     Raises:
-        TypeError: If a wrapper does more than to call the rule, or is not known.
+        TypeError: If a wrapper does more than call the rule, or is unknown.
     """
     accelerate = sys.modules.get("accelerate.optimizer")  # nothing is prepared before it is imported
     if accelerate is not None and isinstance(rule, accelerate.AcceleratedOptimizer):
@@ -38,7 +38,7 @@ def plain_scheduler(scheduler: Any) -> Any:
     """Returns the scheduler that `accelerator.prepare` has wrapped; anything else as it is.
 
     Raises:
-        TypeError: If the wrapper does more than to call the scheduler.
+        TypeError: If the wrapper does more than call the scheduler.
     """
     accelerate = sys.modules.get("accelerate.scheduler")
     if accelerate is None or not isinstance(scheduler, accelerate.AcceleratedScheduler):
@@ -48,7 +48,7 @@ def plain_scheduler(scheduler: Any) -> Any:
     optimizer = getattr(inner, "optimizer", None)
     if plain_rule(optimizer) is not optimizer:
         raise TypeError(
-            "Expected a scheduler of the rule itself, got one that was built on the rule that "
+            "Expected a scheduler of the rule itself, got a scheduler of the wrapper that "
             "accelerator.prepare returned, which the run does not step. Build it on the rule before prepare."
         )
     return inner
@@ -73,10 +73,10 @@ def _check_does_nothing(prepared: Any, plain: bool) -> None:
     if accumulated > 1:
         raise TypeError(
             f"Expected gradient_accumulation_steps=1 of the Accelerator, got {accumulated}: each step of the "
-            "run is a whole batch. Set batch_size to the whole, and micro_batch_size to what fits the memory."
+            "run is a whole batch. Set batch_size to its size, and micro_batch_size to what fits the memory."
         )
 
 
 def _is_complete(rule: Optimizer) -> bool:
-    """Tells whether an optimizer was initialised as torch does, and not only made to look like one."""
+    """Tells whether torch has initialised an optimizer, so that it does not only look like one."""
     return {"_optimizer_step_pre_hooks", "_optimizer_load_state_dict_post_hooks"} <= vars(rule).keys()

@@ -70,7 +70,7 @@ class Accounted:
         return self._spending.data_ledger
 
     def epsilon(self, accountant: str | None = None, *, delta: float | None = None) -> float:
-        """Returns the epsilon spent so far, at the run's delta or another one."""
+        """Returns the epsilon spent so far, at `delta` or else at the run's delta."""
         return self._spending.epsilon(accountant, delta=delta)
 
     def epsilon_bound(self) -> float:

@@ -1,4 +1,4 @@
-"""Checks what users pass as model, rule and loss, before anything is tried."""
+"""Checks the types of model, rule and loss, before anything is tried."""
 
 import inspect
 import warnings
@@ -13,14 +13,14 @@ from adamas.errors import EvaluationModeWarning
 
 _A_LOSS = (
     "It returns one loss per example: def loss(model, batch): x, y = batch; return "
-    'torch.nn.functional.cross_entropy(model(x), y, reduction="none"). For a model of Hugging Face take '
+    'torch.nn.functional.cross_entropy(model(x), y, reduction="none"). For a Hugging Face model, use '
     "adamas.integrations.losses.for_model(model)."
 )
 _OF_TORCH = ("input", "target")
 
 
 def check_types(model: object, rule: object, loss: object) -> None:
-    """Raises unless model, rule and loss are of their kinds."""
+    """Raises unless model, rule and loss have the right types."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected model to be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(rule, torch.optim.Optimizer):
@@ -33,7 +33,7 @@ def check_types(model: object, rule: object, loss: object) -> None:
 
 
 def _check_loss(loss: Any) -> None:
-    """Raises for a loss that cannot be called with model and batch."""
+    """Raises for a loss that cannot be called as loss(model, batch)."""
     if not callable(loss):
         raise TypeError(f"Expected loss to be a function loss(model, batch), got {loss!r}. {_A_LOSS}")
     try:

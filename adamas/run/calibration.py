@@ -46,7 +46,7 @@ def _noise_multiplier(options: RunOptions, sampler: Sampler, steps: int) -> floa
 
 
 def spent_before(options: RunOptions) -> Entries:
-    """Returns the events of `spent`."""
+    """Returns the events of the ledger `spent`."""
     return () if options.spent is None else options.spent.entries
 
 

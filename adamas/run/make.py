@@ -71,8 +71,8 @@ def make_private(
 
     Args:
         model: Any module. It is not wrapped, and only the values of its parameters change.
-        rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`. Of one that
-            `accelerator.prepare` returned, the run steps the rule inside.
+        rule: A rule of `adamas.rules`, or any `torch.optim` optimizer, over `model.parameters()`. If
+            `accelerator.prepare` has wrapped it, the run steps the wrapped rule itself.
         dataset: A map-style data set: `__len__` and `__getitem__`. For nodes of a graph,
             `adamas.graphs.NodeTerms`.
         loss: `loss(model, batch)`, one loss per example, shape `(n,)`. For a model of Hugging Face,
@@ -122,9 +122,9 @@ def make_private(
             process group. Pass the same arguments on every process; the run deals out each batch.
         callbacks: Functions `callback(run, step)`, called after each step of the iteration; see
             `adamas.callbacks`.
-        spent: Releases that were made on the data before, such as bounds of its columns. `epsilon` pays for
-            them, too, and the run's ledger contains them. A resumed run counts them once more, because
-            releases that are made again are new ones.
+        spent: Earlier releases on the data, such as bounds of its columns. They count towards `epsilon`, and
+            the run's ledger contains them. A resumed run counts them once more: releases that are made again
+            are new ones.
 
     Returns:
         A run: iterate over it to train.

@@ -177,7 +177,7 @@ class RunOptions(TrainingOptions):
         if isinstance(self.sampling, Sampler):
             raise TypeError(
                 f"Expected sampling to be a name, got the sampler {type(self.sampling).__name__}, which has "
-                f"no accounting. Choose one of {', '.join(SAMPLINGS)}. Weights of classes belong into the "
+                f"no accounting. Choose one of {', '.join(SAMPLINGS)}, and weight the classes in the "
                 "loss."
             )
         _validate.one_of(SAMPLINGS, sampling=self.sampling)

@@ -68,7 +68,7 @@ class RunParts(Accounted):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that make one pass over the data on average: ceil(N/batch_size) for most samplers."""
+        """Steps of one pass over the data on average: ceil(N/batch_size) for most samplers."""
         return self.loader.sampler.steps_per_epoch()
 
     @property
@@ -143,14 +143,14 @@ class RunParts(Accounted):
         return replace(explanation, engine=self.engine)
 
     def metrics(self) -> dict[str, float]:
-        """Returns what a log of the training may show at every step; all of it is public.
+        """Returns public numbers for a log of the training, at every step.
 
         Returns:
             "step" and "epoch", both done so far; "epsilon", the bound of `epsilon_bound()`; "delta";
-            "noise_multiplier"; "lr", of the rule's first group; and of the last release: "release_norm",
-            "noise_norm", the root of the expected square of its noise, and "signal_to_noise", the estimate
-            sqrt(max(release_norm² - noise_norm², 0)) / noise_norm of the clipped gradient's share. Before
-            the first release these three are missing.
+            "noise_multiplier"; "lr", of the rule's first group; and of the last release: "release_norm";
+            "noise_norm", the root mean square of the norm of its noise; and "signal_to_noise", the estimate
+            sqrt(max(release_norm² - noise_norm², 0)) / noise_norm. Before the first release these three are
+            missing.
 
         Example:
             >>> import torch, adamas

@@ -1,4 +1,4 @@
-"""Measures a release: its norm, that of its noise, and their ratio. All of it is post-processing."""
+"""Measures a release by post-processing: its norm, the norm of its noise, and signal to noise."""
 
 import math
 

@@ -20,7 +20,7 @@ class RuleState:
     One object watches a rule for all runs of this process that use it.
 
     Attributes:
-        remedy: What loads such a state together with its ledger, for the message.
+        remedy: Names, for the message, what loads such a state together with its ledger.
     """
 
     def __init__(self, rule: torch.optim.Optimizer) -> None:

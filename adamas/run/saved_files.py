@@ -1,7 +1,7 @@
 """The checkpoint files of a run, each of which journals the releases that follow it.
 
-All files of all runs that continue one another are a lineage. A run journals its releases beside each file of
-its lineage that exists, so that any of them can be continued later: see `adamas.run.siblings`.
+The files of all runs that continue one another form a lineage. A run journals its releases beside each
+existing file of its lineage, so that any of them can be continued later: see `adamas.run.siblings`.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class SavedFiles:
         return found
 
     def announce(self, path: Path) -> None:
-        """Lists a file that is about to be written beside all others, and these beside it."""
+        """Lists a file that is about to be written beside all others, and the others beside it."""
         paths = [*(one.path for one in self._all() if one.needed), path]
         paths = sorted(dict.fromkeys(paths))
         if paths != self._listed and (len(paths) > 1 or self._listed):
@@ -52,17 +52,17 @@ class SavedFiles:
             self._listed = paths
 
     def adopt(self, checkpoints: Checkpoints) -> None:
-        """Goes on with the journals of all files of the lineage of a file that was loaded.
+        """Takes over the journals of all files in the lineage of a loaded file.
 
         Raises:
-            RuntimeError: If another process goes on with one of them.
+            RuntimeError: If another process writes one of them.
         """
         self.lineage = checkpoints.journal.lineage
         for path in siblings_of(checkpoints.path):
             sibling = Checkpoints(path)
             token = sibling.journal.token()
             if token is None or sibling.journal.lineage_on_disk() != self.lineage or sibling.journal.goes_on:
-                continue  # of another run by now, or of one that is alive and goes on by itself
+                continue  # of another run by now, or of one that is alive and writes it itself
             try:
                 sibling.journal.read(token)
             except ValueError:  # damaged, so that nobody can continue its file

@@ -17,7 +17,7 @@ SCHEDULES: dict[str, Callable[[float], float] | None] = {
 
 
 def scheduler_of(name: str) -> SchedulerFactory | None:
-    """Returns what makes the scheduler of a schedule once the number of steps is known; None for constant."""
+    """Returns a function that makes the scheduler from rule and steps; None for "constant"."""
     shape = SCHEDULES[name]
     if shape is None:
         return None

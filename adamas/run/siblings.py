@@ -1,8 +1,8 @@
-"""Names the other files of a lineage beside each checkpoint of a run.
+"""Lists the other files of a lineage beside each checkpoint of a run.
 
 A run that was saved in several files journals its releases beside each of them. A run that continues one file
-must go on with the journals of the others: somebody may continue another file later. So each file has a list
-of its siblings, `<name>.siblings`, if there are any. It is written before a sibling is.
+must also write the journals of the others, because another file may be continued later. So a file with
+siblings has a list of them, `<name>.siblings`, which is written before a sibling is.
 """
 
 import json
@@ -15,7 +15,7 @@ from adamas._storage.files import replace_text
 
 
 def write_siblings(paths: Iterable[Path]) -> None:
-    """Writes beside each of these files which others there are."""
+    """Writes beside each of these files a list of the others."""
     known = list(dict.fromkeys(paths))
     for path in known:
         list_file = _list_file(path)
@@ -29,7 +29,7 @@ def write_siblings(paths: Iterable[Path]) -> None:
 
 
 def siblings_of(path: Path) -> list[Path]:
-    """Returns the siblings of a file that exist: in their place beside it, or else in their former place."""
+    """Returns the existing siblings of a file: at their relative path, or else at their absolute one."""
     try:
         plain = json.loads(_list_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

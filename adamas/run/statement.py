@@ -39,7 +39,7 @@ def privacy_statement(spending: Spending, noise: Noise, *, epsilon: float, raw: 
         return NOT_PRIVATE + (RAW_REASON if raw else "its noise multiplier is 0.")
     sampler = spending.sampler
     more = sum(count for _, count in spending.complete().entries) - units(spending.steps_done, sampler)
-    others = f"Epsilon also counts releases of before the run or of a process that died: {more}. "
+    others = f"Epsilon also counts releases from before the run or from a process that died: {more}. "
     words = (
         f"The {spending.steps_done} steps so far are ({rounded_up(epsilon)}, {spending.delta:g})-"
         f"differentially private under {sampler.protects or _RELATIONS[spending.ledger.relation]}, with "

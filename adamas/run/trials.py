@@ -1,4 +1,4 @@
-"""Explains why joining a few examples, or a loss on them, fails where the data is not of the right kind."""
+"""Names the remedy where a few examples cannot be joined, or where model and loss do not take them."""
 
 import re
 import traceback
@@ -37,7 +37,7 @@ def joining(loader: Loader) -> Iterator[None]:
         if texts:
             raise TypeError(
                 f"Expected examples that collate_fn can join, but it fails ({type(error).__name__}), and the "
-                f"data set has columns of text. Remove them once they are tokens, or if they are not needed: "
+                f"data set has columns of text. Remove them after tokenizing, or if they are not needed: "
                 f"dataset.remove_columns({texts!r})."
             ) from error
         raise
@@ -45,7 +45,7 @@ def joining(loader: Loader) -> Iterator[None]:
 
 @contextmanager
 def computing(model: nn.Module, sample: Any) -> Iterator[None]:
-    """Names the remedy where the model does not take the batch: types of numbers, and surplus columns."""
+    """Names the remedy where the model does not take the batch: wrong number types, surplus columns."""
     try:
         yield
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Suggests settings for a private run from its sizes and budget, with reasons; it never sees the data.
+"""Suggests settings for a private run from its sizes and budget, with reasons and without the data.
 
-`docs/learning_rates.md` has the trials behind the numbers and how the suggestions do on other tasks.
+`docs/learning_rates.md` has the trials behind the numbers, and compares suggestions with a search.
 """
 
 from adamas import _validate
@@ -23,9 +23,9 @@ def suggest(
     memory: float | None = None,
     accountant: str = "pld",
 ) -> Suggestion:
-    """Suggests rule, learning rate, batch size, clip norm and passes for a budget, and says why.
+    """Suggests rule, learning rate, batch size, clip norm and epochs for a budget, with reasons.
 
-    It is a function of public sizes: no example is read, and nothing is spent.
+    The suggestion depends on public sizes alone: no example is read, and nothing is spent.
 
     Args:
         n: Number of training examples.
@@ -33,14 +33,13 @@ def suggest(
         epsilon: The budget.
         delta: The delta of the budget; None for 1/(10 n), rounded down to two digits.
         epochs: Passes over the data; or give `hours`, or neither.
-        hours: Time for the training, with `examples_per_second`.
-        examples_per_second: Examples that your private training takes in a second, as a short run on random
-            data shows.
+        hours: Time for the training; needs `examples_per_second`.
+        examples_per_second: Speed of your private training; measure it in a short run on random data.
         memory: Bytes for the optimizer's state; None for no limit.
         accountant: "pld" or "rdp".
 
     Raises:
-        ValueError: If the sizes, the budget or the limits allow no run; the message says what would.
+        ValueError: If the sizes, the budget or the limits allow no run. The message names values that do.
 
     Example:
         >>> import adamas

@@ -15,10 +15,10 @@ CLIP_NORM = 1.0
 """The clip norm of all trials."""
 
 EPOCHS = 10
-"""Passes where neither epochs nor hours are given."""
+"""Epochs if neither epochs nor hours are given."""
 
 MOST_EPOCHS = 30
-"""Passes that are not exceeded because there is time."""
+"""The most epochs that are suggested, however much time there is."""
 
 FEWEST_STEPS = 40
 """The batch is the largest power of two that leaves this many steps."""
@@ -55,7 +55,7 @@ class RuleChoice:
 
 
 def choose_epochs(request: Request) -> Choice:
-    """Takes the passes that are asked for, or those that the time allows."""
+    """Takes the epochs that are asked for, or those that the time allows."""
     if request.epochs is not None:
         return Choice(
             request.epochs, f"epochs: {request.epochs}, as you asked." + _time(request, request.epochs)
@@ -152,7 +152,7 @@ def _evidence_of(chosen: RuleChoice) -> evidence.Evidence:
 
 
 def outlook(request: Request, noise: RunNoise) -> str:
-    """Says how much of a release is noise, and what helps if it is too much."""
+    """Tells how much of a release is noise, and what helps if it is too much."""
     step, mean = noise.of_step(request.parameters), noise.of_mean(request.parameters)
     text = (
         f"noise: multiplier {noise.multiplier:g} keeps epsilon {limit(request.epsilon)} at delta "
@@ -169,7 +169,7 @@ def outlook(request: Request, noise: RunNoise) -> str:
 
 
 def hints(request: Request, batch_size: int) -> list[str]:
-    """Says what else to look at: settings for tables if there are few parameters, memory of large batches."""
+    """Points to the settings for tables if there are few parameters, and to memory if batches are large."""
     found = []
     if request.parameters <= TABLE_PARAMETERS:
         found.append(
@@ -180,17 +180,17 @@ def hints(request: Request, batch_size: int) -> list[str]:
         )
     if batch_size >= LARGE_BATCH:
         found.append(
-            f"memory: {batch_size} examples of a step need not be in memory together. "
+            f"memory: {batch_size} examples per step need not be in memory together. "
             "micro_batch_size=... processes fewer at once and does not change the result."
         )
     return found
 
 
 def clip_norm() -> Choice:
-    """Takes the clip norm of the trials."""
+    """Takes the clip norm that all trials have."""
     return Choice(
         CLIP_NORM,
-        f"clip norm: {CLIP_NORM:g}. Thin evidence: all our trials have it, and tried no other one. Adaptive "
+        f"clip norm: {CLIP_NORM:g}. Thin evidence: our trials have no other one. Adaptive "
         "rules undo its scale; for sgd the rate must change with it.",
     )
 

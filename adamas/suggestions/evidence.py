@@ -1,4 +1,4 @@
-"""What held-out trials say, as numbers: `docs/learning_rates.md` explains them.
+"""Results of held-out trials, as numbers: `docs/learning_rates.md` explains them.
 
 The tests compute each of them again from the stored results of `experiments/rates/trials` and
 `experiments/adamw/table1-trials`.
@@ -11,7 +11,7 @@ from typing import Any
 from adamas.suggestions.noise import RunNoise
 
 EPOCHS_TRIED = (1, 3)
-"""The fewest and the most passes of a trial."""
+"""The fewest and the most epochs of a trial."""
 
 STEPS_TRIED = (11, 687)
 """The fewest and the most steps of a trial."""

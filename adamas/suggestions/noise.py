@@ -1,4 +1,4 @@
-"""How strong the noise of a run is, relative to its gradients: from sizes and budget alone."""
+"""Computes the noise of a run, relative to its gradients, from sizes and budget alone."""
 
 import functools
 import math
@@ -11,8 +11,8 @@ from adamas.accounting import calibrate
 class RunNoise:
     """The noise of a run, in clip norms.
 
-    A clipped gradient has norm 1 at most, and so has the mean of a batch: with a noise norm above 1, one
-    release is mostly noise. The releases of a run average it out as the square root of their number.
+    A clipped gradient has norm 1 at most, and so has the mean of a batch. With a noise norm above 1, one
+    release is mostly noise. Averaging n releases divides the noise norm by the square root of n.
 
     Attributes:
         batch_size: Expected examples of a batch.

@@ -1,4 +1,4 @@
-"""What a suggestion is asked for: public sizes, a budget, and limits of time and memory."""
+"""The arguments of a suggestion: public sizes, a budget, and limits of time and memory."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from adamas._words import duration
 from adamas.accounting.ledger import ACCOUNTANTS
 
 FEWEST_EXAMPLES = 100
-"""With fewer examples no trial of ours says anything, and the noise leaves little."""
+"""With fewer examples there is no evidence from trials, and the noise leaves little signal."""
 
 _SECONDS = 3600
 
@@ -24,7 +24,7 @@ class Request:
         delta: The delta of the budget.
         epochs: Passes over the data; None leaves them open.
         hours: Time for the training; None for no limit.
-        examples_per_second: Examples that the private training takes in a second.
+        examples_per_second: Speed of the private training.
         memory: Bytes for the optimizer's state; None for no limit.
         accountant: A name in `ACCOUNTANTS`.
     """

@@ -1,4 +1,4 @@
-"""The answer: settings of a run with their reasons, ready for `make_private`."""
+"""Suggested settings of a run with their reasons, ready for `make_private`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from adamas.rules.base import Params, Rule
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """Settings of a private run, and why.
+    """Suggested settings of a private run, with reasons.
 
     Attributes:
         n: Number of examples that it is for.
@@ -26,7 +26,7 @@ class Suggestion:
         epsilon: The budget.
         delta: The delta of the budget.
         noise_multiplier: The noise that keeps the budget; `make_private` computes the same.
-        accountant: The accountant that says so.
+        accountant: The accountant of the budget.
         seconds: Expected time of the training; None if the speed is not known.
         reasons: Sentences with the numbers behind each choice.
 

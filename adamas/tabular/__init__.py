@@ -1,4 +1,4 @@
-"""Private training on tables: estimators for scikit-learn, and tables in files.
+"""Private training on tables: scikit-learn estimators, and tables in files.
 
 Needs the extra `tables`: `pip install 'adamas[tables]'`.
 """

@@ -1,4 +1,4 @@
-"""What the estimators share: from a table and a budget to a trained model and what it cost."""
+"""The base of the estimators: trains a model on a table within a budget, and keeps what it cost."""
 
 import copy
 import math
@@ -36,16 +36,16 @@ _LARGEST_WEIGHT = 1e30  # gradients that are this large are clipped, and float32
 
 @dataclass
 class Task:
-    """What an estimator makes of a target, before anything is spent.
+    """A target as an estimator reads it, before anything is spent.
 
     Attributes:
-        labels: The target as the loss reads it; NaN or -1 where it is not known.
+        labels: The target as the loss reads it; NaN or -1 where it is unknown.
         usable: Which rows have a target.
         loss: The loss of each row.
         outputs: Outputs of the model.
-        histograms: Private statistics of the target that are to be paid for.
-        settle: Takes these statistics with noise, and its standard deviation, and returns the labels and a
-            factor for the weight of each row.
+        histograms: Private statistics of the target to pay for.
+        settle: Takes these statistics with noise, and the noise's standard deviation; returns the labels and
+            a factor for the weight of each row.
     """
 
     labels: np.ndarray
@@ -193,10 +193,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return int(self.random_state)
 
     def count_unusable(self, X: Any, y: Any, sample_weight: Any = None) -> Unusable:
-        """Counts the rows that could not take part in a training. NOT PRIVATE, and for the owner of the data.
+        """Counts the rows that take no part in a training. NOT PRIVATE, and for the owner of the data.
 
-        Such a row has no target, one of no known class, or a weight that is not a number >= 0. `fit` does the
-        same whatever the count is. Values of columns make no row unusable.
+        Such a row has no target, a label that is not a known class, or a weight that is not a number >= 0.
+        Values of columns make no row unusable. The count does not change what `fit` does.
         """
         counted = copy.copy(self)  # keeps what was fitted
         table = counted._table(X, y)

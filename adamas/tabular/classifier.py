@@ -1,4 +1,4 @@
-"""A private classifier of tables, as an estimator of scikit-learn."""
+"""A private classifier for tables, as a scikit-learn estimator."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -29,20 +29,20 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     and all parameters of the estimator are public. Nothing else is read off the data without noise.
 
     Args:
-        epsilon: The budget of one `fit`. Each `fit` spends it anew: a search over a grid of settings, or
-            cross-validation, on the same rows adds up, which `data_ledger` accounts for.
+        epsilon: The budget of one `fit`. Each `fit` spends it anew, so the fits of a grid search or a
+            cross-validation add up; `data_ledger` accounts for them.
         delta: The delta of the guarantee; None for 1e-5, or 0.1/N if that is less.
-        bounds: The usual range of the numeric columns: a pair for all of them, or a pair for each by its
+        bounds: The usual range (low, high) of the numeric columns: one pair for all, or a pair by column
             name. In place of a pair, "private" pays for noisy bounds from the budget. Values are clipped to
             the bounds and scaled by them, so tight bounds train better than wide ones. Columns of an array
             are called x0, x1, ...
         categories: The values of the other columns, by name. In place of values, "dtype" confirms that those
-            which a pandas categorical type declares are public; `categories="dtype"` does so for all columns.
-            Other and missing values share one category more.
+            declared by a pandas categorical type are public; `categories="dtype"` does so for all columns.
+            Unknown and missing values share one further category.
         classes: The labels. "public" confirms that the set of labels in `y` is public, and reads it there.
         hidden_layer_sizes: Units of the hidden layers; none for logistic regression.
-        class_weight: A weight for each label, 1 if not given; or "balanced", which pays for noisy counts of
-            the classes from the budget. Weights are divided by the largest one, so that clipping keeps their
+        class_weight: A weight for each label, 1 if not given; or "balanced", which pays from the budget for
+            noisy counts of the classes. Weights are divided by the largest one, so that clipping keeps their
             proportions.
         statistics_share: The share of epsilon that pays for bounds and counts, if any are asked for.
         rule: A name in `adamas.rules.RULES`.
@@ -57,7 +57,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         accountant: "pld" or "rdp".
         data_ledger: The ledger of the data set, or its file, whose budget all fits share.
         random_state: None takes secret randomness from the operating system. A number makes `fit` repeatable,
-            and whoever knows it can remove the noise; clones of the estimator would even share their noise.
+            and anyone who knows it can remove the noise. Clones of the estimator even share their noise.
         progress: Show a progress bar; None shows it on a terminal.
 
     Attributes:
@@ -133,8 +133,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on a table.
 
-        A row without a known label, or whose weight is not a number >= 0, takes no part; nothing shows how
-        many there are, but `count_unusable`.
+        A row without a known label, or whose weight is not a number >= 0, takes no part. Only
+        `count_unusable` shows how many there are.
 
         Args:
             X: A pandas DataFrame, or an array.
@@ -200,7 +200,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
     def _classes(self, labels: np.ndarray) -> np.ndarray:
         if self.classes is None:
             raise ValueError(
-                "Expected classes: which labels occur is private, so they are not read off y. Give "
+                "Expected classes: the set of labels is private, so it is not read off y. Give "
                 f"classes=[...], or confirm by classes={PUBLIC!r} that the set of labels in y is public."
             )
         if isinstance(self.classes, str):
@@ -224,7 +224,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
             _validate.non_negative(**{f"class_weight[{label!r}]": weight})
         weights = np.array([float(given.get(label, 1.0)) for label in known])
         if not weights.any():
-            raise ValueError(f"Expected class_weight={given!r} to be above 0 for one class at least.")
+            raise ValueError(f"Expected class_weight={given!r} to be above 0 for at least one class.")
         return _relative(weights)
 
 
@@ -242,7 +242,7 @@ def _different(classes: Any) -> np.ndarray:
 
 
 def _occurring(labels: np.ndarray) -> np.ndarray:
-    """Returns the labels that occur, whose set is public; missing ones are none."""
+    """Returns the labels that occur, whose set is public; missing values are not labels."""
     series = pd.Series(labels, dtype=labels.dtype if labels.dtype == object else None)
     found = series.dropna().to_numpy()
     try:

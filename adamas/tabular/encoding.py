@@ -20,7 +20,7 @@ def encode(table: pd.DataFrame, schema: Schema) -> np.ndarray:
 
     Args:
         table: The rows; all columns of the schema are in it.
-        schema: What is known about the columns in public.
+        schema: The public description of the columns.
 
     Example:
         >>> from adamas.tabular import Category
@@ -45,7 +45,7 @@ def encode(table: pd.DataFrame, schema: Schema) -> np.ndarray:
 
 
 def numbers(values: np.ndarray | pd.Series) -> np.ndarray:
-    """Returns values as float64. What is no number becomes NaN, whatever it is."""
+    """Returns values as float64. Anything that is not a number becomes NaN."""
     dtype = values.dtype
     if pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype):
         return np.asarray(pd.Series(values).to_numpy(dtype="float64", na_value=np.nan))
@@ -64,7 +64,7 @@ def _number(value: Any) -> float:
 
 
 def _elements(values: np.ndarray | pd.Series) -> list[Any]:
-    """Returns the elements, each as it is: pandas would look at all objects for a type."""
+    """Returns the elements, each as it is: pandas would infer a type from all of them."""
     objects = isinstance(values, np.ndarray) and values.dtype == object
     return list(values) if objects else pd.Series(values).to_numpy(dtype=object).tolist()
 

@@ -1,4 +1,4 @@
-"""Tables in files, CSV and Parquet, as data sets: read by a schema that is given, never by their values."""
+"""Reads CSV and Parquet files as data sets, by a given schema and never by their values."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def column_names(path: str | Path) -> list[str]:
 
 
 def column_types(path: str | Path) -> dict[str, str]:
-    """Returns "number" or "text" for each column of a Parquet file; CSV has no types, so nothing for it."""
+    """Returns "number" or "text" for each column of a Parquet file; nothing for CSV, which has no types."""
     path = _file(path)
     if path.suffix == ".csv":
         return {}
@@ -49,7 +49,7 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
         if name not in known:
             raise ValueError(f"Expected columns of {path} among {known}, got {name!r}.")
         if _header(path).count(name) > 1:
-            raise ValueError(f"Expected {path} with one column of name {name!r}, got several.")
+            raise ValueError(f"Expected {path} to have one column {name!r}, got several.")
     if path.suffix != ".csv":
         return _of_parquet(_parquet().read_table(path, columns=list(columns)), path)
     table = _csv(path, usecols=list(columns), dtype=str, **_EMPTY)
@@ -67,14 +67,14 @@ def _file(path: str | Path) -> Path:
 
 
 def _header(path: Path) -> list[str]:
-    """Returns the names of the columns as the file has them; pandas would number those that are the same."""
+    """Returns the names of the columns as the file has them; pandas would number duplicates."""
     if path.suffix != ".csv":
         return column_names(path)
     return list(_csv(path, nrows=1, header=None, dtype=str, **_EMPTY).iloc[0])
 
 
 def _csv(path: Path, **options: Any) -> pd.DataFrame:
-    """Reads a CSV file. A byte that is no UTF-8 becomes a character that says so."""
+    """Reads a CSV file. A byte that is not UTF-8 becomes U+FFFD."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of a row with more fields
@@ -104,19 +104,19 @@ def load_table(
 ) -> Data:
     """Loads a table as a data set.
 
-    A training row without a known target has inputs of NaN, so that its gradient takes no part. Such a row is
-    left out of the test rows.
+    A training row without a known target gets inputs of NaN, so that it takes no part. A test row without one
+    is left out.
 
     Args:
         path: A file that ends in .csv or .parquet.
         target: The column to predict.
-        classes: Its labels; "public" reads them off the file, where their set is public.
-        target_bounds: Or its usual range, for a number.
+        classes: Its labels; "public" confirms that their set is public, and reads it off the file.
+        target_bounds: The usual range of a target that is a number; give it instead of classes.
         bounds: The usual range of numeric columns, by name. Columns without bounds or categories
             are not read.
         categories: The values of other columns, by name.
         test_file: Another file, with the test rows.
-        test_fraction: Or the share of the rows that are test rows. Only the place of a row decides.
+        test_fraction: Without test_file, the share of test rows. Only the place of a row decides.
     """
     if (classes is None) == (target_bounds is None):
         raise ValueError(
@@ -128,7 +128,7 @@ def load_table(
     if test_file is not None:
         _file(test_file)
     if target in (bounds or {}) or target in (categories or {}):
-        raise ValueError(f"Expected the target {target!r} to be no other column.")
+        raise ValueError(f"Expected the target {target!r} without bounds and categories of its own.")
     columns = [str(column.name) for column in schema.columns]
     rows = read_table(path, [*columns, target])
     known = None if target_bounds is not None else _labels(classes, rows[target], text=text)
@@ -165,7 +165,7 @@ def _schema(bounds: Mapping[str, Any], categories: Mapping[str, Any], *, text: b
     columns += [Category(name, _texts(values, text=text)) for name, values in categories.items()]
     if not columns:
         raise ValueError(
-            "Expected bounds or categories of one column at least: nothing is read off the data."
+            "Expected bounds or categories of at least one column: nothing is read off the data."
         )
     return Schema(tuple(columns))
 
@@ -190,9 +190,9 @@ def _labels(classes: Any, values: pd.Series, *, text: bool) -> tuple[Any, ...]:
 
 
 def _check_types(path: str, schema: Schema, target: str, classes: tuple[Any, ...] | None) -> None:
-    """Raises if no value of a column of Parquet can be what the schema says, as the type of the column says.
+    """Raises if the type of a Parquet column shows that no value can be what the schema says.
 
-    The types that pandas gives to them depend on their values.
+    The types that pandas would give to the columns depend on their values.
     """
     from pyarrow import types
 
@@ -246,7 +246,7 @@ def _examples(
 
 
 def _of_parquet(table: Any, path: Path) -> pd.DataFrame:
-    """Returns a table of pyarrow for pandas, whatever its values are."""
+    """Converts a table of pyarrow to pandas, whatever its values are."""
     import pyarrow as pa
 
     for place, field in enumerate(table.schema):

@@ -1,4 +1,4 @@
-"""Reads the schema off what the user gives: names and types of columns are public, their values are not."""
+"""Makes the schema from arguments, and from the names and types of columns; it reads no values."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,16 +8,16 @@ import pandas as pd
 from adamas.tabular.schema import Category, Column, Number, Schema, checked_bounds
 
 PRIVATE = "private"
-"""Asks for bounds that are computed from the data with noise, and paid for from the budget."""
+"""Asks for noisy bounds, which the budget pays for."""
 
 DTYPE = "dtype"
-"""Confirms that the categories which a pandas dtype declares are public."""
+"""Confirms that the categories of a pandas dtype are public."""
 
 _UNIT = (-1.0, 1.0)  # stands for private bounds until they are known
 
 
 def given_schema(table: pd.DataFrame, bounds: object, categories: object) -> tuple[Schema, list[Hashable]]:
-    """Returns the columns of a table, and the names of those whose bounds are still to be paid for.
+    """Returns the columns of a table, and the names of those whose bounds the budget pays for.
 
     Args:
         table: The table. Only names and types of its columns are looked at.
@@ -95,7 +95,7 @@ def _known(given: object, names: Sequence[Hashable], option: str) -> None:
 
 
 def _pair(name: Hashable, dtype: Any, bounds: object) -> tuple[float, float] | None:
-    """Returns the bounds of a numeric column; None if they are to be paid for."""
+    """Returns the bounds of a numeric column; None if the budget pays for them."""
     named = isinstance(bounds, Mapping) and name in bounds
     if pd.api.types.is_complex_dtype(dtype):
         raise ValueError(f"Complex data not supported: expected real values in column {name!r}, got {dtype}.")
@@ -108,7 +108,7 @@ def _pair(name: Hashable, dtype: Any, bounds: object) -> tuple[float, float] | N
         return None
     if wanted is None:
         raise ValueError(
-            f"Expected bounds of column {name!r}: its least and largest value are private, so nothing is "
+            f"Expected bounds of column {name!r}: its smallest and largest value are private, so nothing is "
             f"read off the data. Give bounds={{{name!r}: (low, high)}} from what is known in public, or "
             f"bounds={PRIVATE!r}, which pays for noisy ones from the budget."
         )

@@ -12,7 +12,7 @@ from adamas._streams import Seed, torch_randomness
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, seed: int | None) -> nn.Sequential:
-    """Makes a linear model, or one with hidden layers of ReLU. Its weights are public.
+    """Makes a linear model, or one with hidden ReLU layers. Its initial weights are public.
 
     Args:
         inputs: Inputs of the model.

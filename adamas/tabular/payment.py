@@ -23,11 +23,11 @@ from adamas.run.validation import validated
 
 @dataclass(frozen=True)
 class Payment:
-    """What pays for statistics, and for the training that follows them.
+    """Pays for statistics, and for the training that follows them.
 
     Attributes:
         event: The one release of all statistics.
-        options: Those of the training, whose budget pays for the statistics, too.
+        options: Those of the training. Their budget also pays for the statistics.
         ledger: Records the release.
         data_ledger: The ledger of the data set, in which both are reserved; None for none.
         account: Their account there.
@@ -92,7 +92,7 @@ class Payment:
             self.data_ledger.settle(self.account, entries)
 
     def words(self, histograms: int) -> str:
-        """Says what the statistics are, and what they cost alone."""
+        """Returns a sentence on the statistics and their own cost."""
         delta = self.options.delta
         return (
             f" This includes noisy histograms of {histograms} columns, from which bounds or class weights "

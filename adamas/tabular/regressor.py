@@ -1,4 +1,4 @@
-"""A private regressor of tables, as an estimator of scikit-learn."""
+"""A private regressor for tables, as a scikit-learn estimator."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -20,15 +20,15 @@ from adamas.tabular.tables import as_target
 class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """Linear regression, or a network with hidden layers, trained with differential privacy on a table.
 
-    The target is clipped to its bounds, and so are predictions. All else is as in `PrivateClassifier`.
+    The target and the predictions are clipped to `target_bounds`. All else is as in `PrivateClassifier`.
 
     Args:
         epsilon: The budget of one `fit`.
         delta: The delta of the guarantee; None for 1e-5, or 0.1/N if that is less.
         target_bounds: The usual range of the target, to which it is clipped; or "private", which pays for
             noisy bounds from the budget.
-        bounds: As in `PrivateClassifier`, and so are all others.
-        categories: The values of columns that are no numbers.
+        bounds: As in `PrivateClassifier`, like all arguments below.
+        categories: The values of columns that are not numeric.
         hidden_layer_sizes: Units of the hidden layers; none for linear regression.
         statistics_share: The share of epsilon that pays for private bounds.
         rule: A name in `adamas.rules.RULES`.
@@ -132,7 +132,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         if not private:
             if self.target_bounds is None:
                 raise ValueError(
-                    "Expected target_bounds: the least and largest target are private, so nothing is read "
+                    "Expected target_bounds: the smallest and largest target are private, so nothing is read "
                     "off y. Give target_bounds=(low, high) from what is known in public, or "
                     f"target_bounds={PRIVATE!r}, which pays for noisy ones from the budget."
                 )

@@ -1,7 +1,6 @@
 """The public description of a table: bounds of its numbers, categories of its texts, values of its target.
 
-Everything that training reads off a table besides its rows is here. So no row can change the inputs of a
-model, its outputs or its shape.
+Training reads rows by this description alone. So no row can change a model's inputs, outputs or shape.
 """
 
 import math
@@ -12,7 +11,7 @@ from numbers import Real
 import numpy as np
 
 Bounds = tuple[float, float]
-"""The least and the largest value."""
+"""The smallest and the largest value."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories. Other values, and missing ones, share a category of their own.
+    """A column of categories. Unknown and missing values share one further category.
 
     Attributes:
         name: Its name.
@@ -60,7 +59,7 @@ class Category:
 
     @property
     def width(self) -> int:
-        """Inputs of the model: one for each category, and one for all other values."""
+        """Inputs of the model: one for each category, and one for unknown and missing values."""
         return len(self.values) + 1
 
 

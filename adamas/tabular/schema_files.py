@@ -1,4 +1,4 @@
-"""Files that describe a table in public: TOML or JSON, with bounds, categories and the target."""
+"""Reads and begins schema files: the public description of a table in TOML or JSON."""
 
 import json
 import tomllib
@@ -10,12 +10,12 @@ from adamas.tabular.files import column_names, column_types
 _KEYS = ("target", "classes", "target_bounds", "bounds", "categories")
 
 _HEAD = """\
-# What is known about {name} in public. Write no value here that you read off the data.
+# Public knowledge about {name}. Write no value here that you read off the data.
 # Columns that are not listed below are not read.
 
 target = ""  # one of the columns
 classes = []  # all labels of the target, or "public" if their set in the file is public
-# target_bounds = [0, 1]  # in place of classes, for a number
+# target_bounds = [0, 1]  # instead of classes, if the target is a number
 """
 
 
@@ -51,10 +51,10 @@ def skeleton(path: str | Path) -> str:
     return "\n".join(
         [
             _HEAD.format(name=Path(path).name),
-            "[bounds]  # the usual range of numbers: tight ones train better, and values outside are clipped",
+            "[bounds]  # usual ranges of numbers; values outside are clipped, and tight ranges train better",
             *lists["number"],
             "",
-            "[categories]  # all values that are known; others share one category more",
+            "[categories]  # the known values of each text; all others share one further category",
             *lists["text"],
             "",
         ]

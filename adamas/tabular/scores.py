@@ -1,6 +1,6 @@
-"""Scores of predictions on test data: accuracy, AUC, Brier score, and what a constant prediction reaches.
+"""Scores predictions on test data: accuracy, AUC, Brier score, and the scores of a constant prediction.
 
-They are computed without noise. So they are private for the rows that are scored, as all test results are.
+They have no noise, so they reveal information about the scored rows, as all test results do.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Private statistics of a table: bounds of numbers, and how many rows a class has.
+"""Private statistics of a table: bounds of numbers, and counts of classes.
 
-All of them are histograms of the rows over public bins. One row is in at most one bin of each, so it moves
-all counts of k histograms together by at most sqrt(k). They are released at once, as one Gaussian event.
+All are histograms of the rows over public bins. A row is in at most one bin of each, so it moves the counts
+of k histograms by at most sqrt(k) in the Euclidean norm. They are released at once, as one Gaussian event.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def released(
 
     Args:
         histograms: Counts; each row is in at most one bin of each.
-        event: What is paid for.
+        event: The Gaussian event that the budget pays for.
         ledger: Records the event.
         seed: Of the run; None for a secret one.
 

@@ -66,7 +66,7 @@ def as_table(x: Any, texts: Collection[Hashable] = ()) -> pd.DataFrame:
 
 
 def as_target(y: Any) -> np.ndarray:
-    """Returns a target as a vector of whatever it holds.
+    """Returns a target as a vector, each value as it is.
 
     Raises:
         ValueError, TypeError: If its shape or type is not that of a vector. Values raise nothing.
@@ -83,7 +83,7 @@ def as_target(y: Any) -> np.ndarray:
 
 
 def check_kind(y: Any, classes: np.ndarray) -> None:
-    """Raises if no label of `y` can be one of the classes, as the types say; values are not looked at.
+    """Raises if the types show that no label of `y` can be one of the classes; reads no values.
 
     Args:
         y: The target. What has no type of its own, such as a list or an array of objects, may hold anything.
@@ -147,7 +147,7 @@ def _kind_of_all(values: Sequence[Any]) -> str | None:
 
 
 def _kind(dtype: Any) -> str | None:
-    """Tells what values of a type are; None if they may be anything."""
+    """Names the kind of a type's values; None if they may be anything."""
     if isinstance(dtype, pd.PeriodDtype):
         return "periods"
     if isinstance(dtype, pd.CategoricalDtype):
@@ -181,7 +181,7 @@ def row_weights(sample_weight: Any, rows: int) -> np.ndarray:
 
 
 def _vector(values: Any, name: str) -> np.ndarray:
-    """Returns values as an array. Of what has no type of its own, each element stays what it is."""
+    """Returns values as an array. Elements of a list or another container without a type stay as they are."""
     if isinstance(values, pd.Series | pd.Index | pd.DataFrame | ExtensionArray):
         if isinstance(values, pd.Series | pd.Index):
             _check_real(values.dtype, name)

@@ -1,10 +1,12 @@
 """Trains privately on handwritten digits with Hugging Face `accelerate`, on one process or on several.
 
+    pip install 'adamas[demo,transformers]'
     python examples/accelerate/train.py
     torchrun --standalone --nproc-per-node 2 examples/accelerate/train.py
 
-Accelerate tells the device and the ranks, prepares the data for the evaluation, and gathers its results. The
-private run draws the batches, deals them out and steps the rule, so none of these is prepared.
+Accelerate chooses the device and the ranks, prepares the data for the evaluation, and gathers its results.
+Model, rule and training data are not prepared: the private run draws the batches, deals them out and steps
+the rule.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Trains adapters of a language model privately in the SFTTrainer of TRL.
+"""Trains adapters of a language model privately with TRL's SFTTrainer.
 
     pip install 'adamas[trl]'
     python examples/huggingface/lora_sft.py
 
-The notes are made up and the model is small and random, so that it runs offline in some seconds. With a
-model of your own: `AutoModelForCausalLM.from_pretrained(...)`, and its tokenizer.
+The notes are made up, and the model is small and random, so the script runs offline in seconds. For your own
+model, use `AutoModelForCausalLM.from_pretrained(...)` and its tokenizer.
 """
 
 import random
@@ -27,7 +27,7 @@ ADVICE = {"cough": "syrup", "fever": "rest", "rash": "cream", "headache": "water
 
 
 class PrivateSFT(PrivateTrainerMixin, SFTTrainer):
-    """SFTTrainer with the training of adamas."""
+    """SFTTrainer that trains privately."""
 
 
 def notes(count: int, seed: int) -> Dataset:
@@ -76,7 +76,7 @@ with tempfile.TemporaryDirectory() as folder:
             disable_tqdm=True,
         ),
         train_dataset=notes(RECORDS, seed=1),
-        eval_dataset=notes(20, seed=2),  # evaluating is not covered by the guarantee: public data
+        eval_dataset=notes(20, seed=2),  # public data: the guarantee does not cover evaluation
         processing_class=tokenizer,
         peft_config=LoraConfig(r=8, target_modules="all-linear"),
         privacy=Privacy(epsilon=EPSILON),

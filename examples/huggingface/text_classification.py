@@ -1,10 +1,10 @@
-"""Trains a text classifier privately in the Trainer of transformers.
+"""Trains a text classifier privately with the Trainer of transformers.
 
     pip install 'adamas[transformers]'
     python examples/huggingface/text_classification.py
 
-The texts are made up and the model is small and random, so that it runs offline in some seconds. With a
-model of your own: `AutoModelForSequenceClassification.from_pretrained(...)`, and its tokenizer.
+The texts are made up, and the model is small and random, so the script runs offline in seconds. For your own
+model, use `AutoModelForSequenceClassification.from_pretrained(...)` and its tokenizer.
 """
 
 import random
@@ -30,7 +30,7 @@ REST = ["the", "food", "staff", "room", "was", "and", "very", "rather"]
 
 
 def texts(count: int, seed: int) -> Dataset:
-    """Makes reviews with a label: the words of the rest, and three words of one kind."""
+    """Makes labelled reviews: neutral words, and three words of one kind."""
     drawn = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -58,12 +58,12 @@ model = BertForSequenceClassification(
 
 
 def encode(row: dict[str, object]) -> dict[str, object]:
-    """Makes tokens of a text."""
+    """Tokenizes a text."""
     return dict(tokenizer(row["text"]))
 
 
 private = texts(RECORDS, seed=1).map(encode)
-public = texts(200, seed=2).map(encode)  # evaluating is not covered by the guarantee: public data
+public = texts(200, seed=2).map(encode)  # public data: the guarantee does not cover evaluation
 
 
 def accuracy(predictions: tuple) -> dict[str, float]:

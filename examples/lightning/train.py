@@ -3,7 +3,7 @@
     pip install 'adamas[demo,lightning]'
     python examples/lightning/train.py
 
-After a crash, the same command with CHECKPOINT=runs/lightning/last.ckpt goes on.
+After a crash, the same command with CHECKPOINT=runs/lightning/last.ckpt continues the training.
 """
 
 import os
@@ -33,7 +33,7 @@ class Digits(pl.LightningModule):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """Returns one loss per example. What is computed here is private: nothing is logged."""
+        """Returns one loss per example. Everything computed here is private, so nothing is logged."""
         x, y = batch
         return F.cross_entropy(self.layers(x), y, reduction="none")
 

@@ -1,4 +1,4 @@
-"""Trains a private classifier of digits: the script after the port, for which Opacus is not needed."""
+"""Trains a private classifier of digits: the script after the port, without Opacus."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Trains a private classifier of digits with Opacus: a script as it was before the port."""
+"""Trains a private classifier of digits with Opacus: the script before the port."""
 
 import torch
 from opacus import PrivacyEngine

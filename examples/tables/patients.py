@@ -1,8 +1,9 @@
 """Trains privately on a table of patients: which of them return within a month?
 
+    pip install 'adamas[tables]'
     python examples/tables/patients.py
 
-The table is synthetic: this script draws it, and writes it to a CSV file. The same from the command line:
+This script draws a synthetic table, and writes it to a CSV file. To train on it from the command line:
 
     adamas train --data patients.csv --schema examples/tables/patients.toml --epsilon 3
 """
@@ -21,7 +22,7 @@ FILE = os.environ.get("FILE", "patients.csv")
 ROWS = int(os.environ.get("ROWS", "5000"))
 EPSILON = 3.0
 
-# What is known in public, and not from this table. patients.toml says the same to the command line.
+# Public knowledge, not read off this table. patients.toml has the same for the command line.
 BOUNDS = {"age": (0, 120), "pressure": (50, 250), "days": (0, 60), "visits": (0, 20)}
 CATEGORIES = {"ward": ["surgery", "cardiology", "oncology", "other"], "insured": ["yes", "no"]}
 
@@ -48,12 +49,12 @@ def patients(rows: int) -> pd.DataFrame:
 
 
 def root(days: pd.DataFrame) -> pd.DataFrame:
-    """Transforms each value by itself: a scaler that is fitted would read statistics that nobody pays for."""
+    """Transforms each value by itself: a fitted scaler would read statistics that no budget pays for."""
     return days.clip(lower=0) ** 0.5
 
 
 def main() -> None:
-    """Writes the table, trains on four fifths of it, and scores the model on the others."""
+    """Writes the table, trains on four fifths of its rows, and scores the model on the others."""
     patients(ROWS).to_csv(FILE, index=False)
     table = pd.read_csv(FILE)
     x, y = table.drop(columns="returned"), table["returned"]
@@ -62,13 +63,11 @@ def main() -> None:
     model = PrivateClassifier(EPSILON, bounds=BOUNDS, categories=CATEGORIES, classes=["no", "yes"])
     model.fit(x[train], y[train])
     print(model.privacy_statement_)
-    show("bounds that are given", model.evaluate(x[~train], y[~train]))  # of test rows: not private
+    show("given bounds", model.evaluate(x[~train], y[~train]))  # of test rows: not private
 
     model.set_params(bounds="private").fit(x[train], y[train])  # a second budget
     ages, *_ = model.schema_.columns
-    show(
-        f"bounds that are paid for (age: {ages.low:g} to {ages.high:g})", model.evaluate(x[~train], y[~train])
-    )
+    show(f"paid bounds (age: {ages.low:g} to {ages.high:g})", model.evaluate(x[~train], y[~train]))
 
     days = ColumnTransformer(
         [("root", FunctionTransformer(root), ["days"])],

@@ -3,7 +3,7 @@
     pip install 'adamas[demo,mlflow]'
     python examples/watching/log_to_mlflow.py
 
-Without a tracking server MLflow writes to a file in the working folder.
+Without a tracking server, MLflow writes to a file in the current folder.
 """
 
 import os

@@ -28,7 +28,7 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 def right(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """Tells which answers are right."""
+    """Tells for each example whether the answer is right."""
     x, y = batch
     return model(x).argmax(1) == y
 

@@ -168,7 +168,7 @@ def test_a_run_on_a_table_resumes(folder, capsys):
     [
         (["--data", "patients.csv"], "--target"),
         (["--data", "patients.csv", "--target", "outcome"], "either classes"),
-        (["--data", "digits", "--target", "outcome"], "--target for a table only"),
+        (["--data", "digits", "--target", "outcome"], "--target only with a table"),
         (["--data", "patients.csv", "--schema", "patients.toml", "--bounds", "age"], "COLUMN=VALUES"),
         (["--data", "patients.csv", "--schema", "patients.toml", "--bounds", "age=1"], "LOW:HIGH"),
         (["--data", "patients.csv", "--schema", "patients.toml", "--hops", "2"], "--hops"),

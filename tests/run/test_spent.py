@@ -42,7 +42,7 @@ def test_a_limit_pays_for_fewer_steps():
 
 def test_the_statement_tells_of_earlier_releases():
     assert (
-        "releases of before the run or of a process that died: 1."
+        "Epsilon also counts releases from before the run or from a process that died: 1."
         in make_run(spent=released()).privacy_statement()
     )
     alone = make_run()

@@ -84,9 +84,9 @@ def test_objects_and_dates_are_refused_by_their_type():
 
 
 def test_labels_and_target_bounds_are_not_read_off_the_target():
-    with pytest.raises(ValueError, match=r"which labels occur is private.*classes='public'"):
+    with pytest.raises(ValueError, match=r"the set of labels is private.*classes='public'"):
         PrivateClassifier(**GIVEN, **FAST).fit(TABLE, LABELS)
-    with pytest.raises(ValueError, match="least and largest target are private"):
+    with pytest.raises(ValueError, match="smallest and largest target are private"):
         PrivateRegressor(**GIVEN, **FAST).fit(TABLE, TARGET)
     with pytest.raises(ValueError, match="at least 2 classes"):
         PrivateClassifier(**GIVEN, **FAST, classes=[1]).fit(TABLE, LABELS)
@@ -101,7 +101,7 @@ def test_labels_and_target_bounds_are_not_read_off_the_target():
     [
         ({"class_weight": {2: 1.0}}, "class_weight of labels among"),
         ({"class_weight": {1: -1.0}}, "class_weight"),
-        ({"class_weight": {0: 0, 1: 0.0}}, "above 0 for one class"),
+        ({"class_weight": {0: 0, 1: 0.0}}, "above 0 for at least one class"),
         ({"class_weight": "even"}, "class_weight='even'"),
         ({"rule": "adamm"}, "rule"),
         ({"schedule": "step"}, "schedule"),

@@ -1,4 +1,4 @@
-"""A strategy whose checkpoints have the private run with its ledger next to them."""
+"""A strategy that saves the private run, with its ledger, next to each checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from adamas.run import PrivateRun
 
 
 class KeepsLedger(OneDevice):
-    """Saves and finds the run of a checkpoint. A fit continues a checkpoint only if it has one."""
+    """Saves and finds the run of a checkpoint. A fit continues only a checkpoint that has one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class KeepsLedger(OneDevice):
         return False
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Returns nothing: the run of the checkpoint has the state, together with the ledger."""
+        """Returns nothing: the run of the checkpoint has the state and the ledger."""
         return {}
 
     def save_checkpoint(

@@ -1,4 +1,4 @@
-"""A strategy on the one device that the Trainer chose."""
+"""A strategy that trains on the one device that the Trainer chose."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from adamas.errors import UnsupportedError
 
 
 class OneDevice(SingleDeviceStrategy):
-    """Takes the device that `Trainer(accelerator=...)` stands for; refuses several devices or machines."""
+    """Takes the device that `Trainer(accelerator=...)` chooses; refuses several devices or machines."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Lightning can do that a private training must not: refused by name, before anything is spent."""
+"""Refuses, before anything is spent, the features of Lightning that a private training must not use."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from adamas.errors import UnsupportedError
 from adamas.integrations.lightning.run_files import check_local
 
-_TUNED = "it trains on the data before the run, and no ledger knows. Choose the value beforehand"
+_TUNED = "it trains on the data before the run, outside the ledger. Choose the value beforehand"
 _FIXED = "the model's trainable parameters must stay those that the noise was calibrated for"
 
 CALLBACKS: dict[type[pl.Callback], str] = {
@@ -22,7 +22,7 @@ CALLBACKS: dict[type[pl.Callback], str] = {
     callbacks.BaseFinetuning: f"{_FIXED}. Freeze parameters before trainer.fit",
     callbacks.BatchSizeFinder: _TUNED,
     callbacks.DeviceStatsMonitor: "memory and load depend on the private size of each batch",
-    callbacks.GradientAccumulationScheduler: "Give batch_size= of all batches together and micro_batch_size=",
+    callbacks.GradientAccumulationScheduler: "give the whole batch_size=, and micro_batch_size= for memory",
     callbacks.LearningRateFinder: _TUNED,
     callbacks.ModelPruning: f"{_FIXED}. Prune before trainer.fit",
     callbacks.SpikeDetection: "it watches the training loss, which is private",
@@ -51,7 +51,7 @@ def check_trainer(trainer: Any) -> None:
             raise UnsupportedError(f"Expected Trainer({name}={allowed[0]!r}), got {value!r}: {remedy}.")
     if isinstance(trainer.profiler, PyTorchProfiler):
         raise UnsupportedError(
-            "Expected another profiler=, got PyTorchProfiler: it records shapes and memory of private "
+            "Expected another profiler, got PyTorchProfiler: it records shapes and memory of private "
             "batches. Profile a training on synthetic data."
         )
     for callback in trainer.callbacks:
@@ -76,8 +76,7 @@ def _arguments(trainer: Any) -> Iterator[tuple[str, Any, Sequence[Any], str]]:
     )
     yield (
         *("accumulate_grad_batches", trainer.accumulate_grad_batches, [1]),
-        "give PrivateTraining the batch_size= of all batches together, and as micro_batch_size= what fits "
-        "the memory",
+        "give PrivateTraining the whole batch_size=, and as micro_batch_size= what fits the memory",
     )
     yield "overfit_batches", trainer.overfit_batches, [0], "the run draws batches from all of the data"
     yield (
@@ -102,7 +101,7 @@ def _arguments(trainer: Any) -> Iterator[tuple[str, Any, Sequence[Any], str]]:
 
 
 def check_module(module: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
-    """Raises for a module, or hooks of it, that would train in another way."""
+    """Raises for a module, or a hook of it, that would train outside the private step."""
     if not module.automatic_optimization:
         raise UnsupportedError(
             "Expected automatic_optimization=True, got False: a manual_backward would give gradients without "
@@ -119,7 +118,7 @@ def check_module(module: pl.LightningModule, datamodule: pl.LightningDataModule 
 
 
 def check_turn(trainer: Any) -> None:
-    """Raises if a callback changed, during the training, how the Trainer steps."""
+    """Raises if a callback or hook changed how the Trainer steps during the training."""
     if trainer.accumulate_grad_batches != 1 or not trainer.lightning_module.automatic_optimization:
         raise UnsupportedError(
             "Expected accumulate_grad_batches=1 and automatic_optimization=True during the training, got "

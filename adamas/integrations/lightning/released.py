@@ -1,4 +1,4 @@
-"""Checks what the optimizer steps on."""
+"""Checks that the optimizer steps on the release."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from adamas.privatize import PrivateGradient
 
 
 class Written:
-    """A release in the gradients of the parameters.
+    """A release that was written into the gradients of the parameters.
 
     Args:
         release: The release.
@@ -19,7 +19,7 @@ class Written:
         self._gradients = [(p, p.grad, _version(p.grad)) for p in _parameters_of(rule)]
 
     def check(self) -> None:
-        """Raises if a gradient was exchanged or changed."""
+        """Raises if a gradient was replaced or changed."""
         if any(p.grad is not grad or _version(grad) != version for p, grad, version in self._gradients):
             raise RuntimeError(
                 "The gradients are not those of the release any more: a hook changed them or called "

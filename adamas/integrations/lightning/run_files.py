@@ -1,7 +1,7 @@
-"""The private run of a Lightning checkpoint: a file of `run.save`, and its journal, in a folder next to it.
+"""Keeps the private run of a Lightning checkpoint next to it: a file of `run.save`, and its journal.
 
-A checkpoint names its run. The run is written first, under a name of its own for each step, so that a crash
-in between leaves the older checkpoint with the older run, whose journal lists all releases until the crash.
+A checkpoint names its run. The run is written first, under a new name at each step. So a crash in between
+leaves the older checkpoint with the older run, whose journal lists all releases until the crash.
 """
 
 import os
@@ -21,7 +21,7 @@ FOLDER = "adamas_runs"
 
 
 def check_local(path: str | Path, name: str) -> None:
-    """Raises unless a path is one of the local file system, where a journal can be synced."""
+    """Raises unless a path is on the local file system, where a journal can be synced."""
     if "://" in str(path):
         raise ValueError(
             f"Expected {name}={str(path)!r} to be a local folder: each release is written to a journal next "

@@ -1,4 +1,4 @@
-"""The loss of a Lightning module: what its `training_step` returns, one loss per example."""
+"""Calls the `training_step` of a Lightning module as a loss: one loss per example."""
 
 import inspect
 from typing import Any
@@ -14,7 +14,7 @@ def training_step_loss(module: nn.Module, batch: Any) -> Tensor:
     """Calls `training_step` on a batch of the run.
 
     Raises:
-        UnsupportedError: If it logs, or returns something else than a tensor.
+        UnsupportedError: If it logs, or returns anything but a tensor.
     """
     assert isinstance(module, pl.LightningModule)
     numbers = (max(0, module.trainer.fit_loop.batch_idx),) if takes_number(module) else ()

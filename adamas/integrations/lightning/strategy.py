@@ -1,4 +1,4 @@
-"""The strategy that makes a Lightning `Trainer` train privately."""
+"""A strategy with which a Lightning `Trainer` trains privately."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,13 +33,13 @@ class PrivateTraining(KeepsLedger):
 
     The module's `training_step` returns one loss per example, and its `configure_optimizers` a rule or any
     other optimizer. The strategy draws the batches, clips, adds noise and keeps the ledger; the `Trainer`
-    does everything else. Epochs, steps, the data set, `collate_fn` and the workers are those of the `Trainer`
-    and of the loader. Everything that would train in another way is refused before anything is spent.
+    does everything else. Epochs and steps come from the `Trainer`; data set, `collate_fn` and workers come
+    from the loader. Everything that would train in another way is refused before anything is spent.
 
     Args:
-        delta: As for `adamas.make_private`, like all that are not explained here.
-        epsilon: The budget.
-        noise_multiplier: Or the noise.
+        delta: As in `adamas.make_private`, like every argument whose text here is short.
+        epsilon: The budget; or give noise_multiplier.
+        noise_multiplier: The noise relative to the sensitivity; or give epsilon.
         max_epsilon: With `noise_multiplier`.
         batch_size: Expected number of examples of a step; None for the batch size of the loader.
         clip_norm: Radius to which an example's gradient is clipped.
@@ -52,7 +52,7 @@ class PrivateTraining(KeepsLedger):
         accountant: "pld" or "rdp".
         allow_large_delta: Accept a delta of 1/N or more.
         data_ledger: The ledger of the data set.
-        spent: Releases that were made on the data before.
+        spent: Earlier releases on the data, which count towards epsilon.
         loss: `loss(module, batch)`, one loss per example, instead of `training_step`.
 
     Example:
@@ -131,7 +131,7 @@ class PrivateTraining(KeepsLedger):
     # --- what the Trainer asks for before the training -----------------------------------------------
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Takes the training data from its loader, and gives the Trainer turns instead of batches."""
+        """Takes the training data from its loader, and gives the Trainer turns in place of batches."""
         trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING:
             return dataloader
@@ -144,7 +144,7 @@ class PrivateTraining(KeepsLedger):
         return Turns(-(-dataset_length(self._data.dataset) // self._expected_batch_size(self._data)))
 
     def setup_environment(self) -> None:
-        """Checks the trainer and its module, before anything else of a fit happens."""
+        """Checks the trainer and its module before a fit does anything else."""
         trainer, module = self._trainer, self._module
         if trainer.state.fn == TrainerFn.FITTING:
             if self._run is not None:
@@ -152,7 +152,7 @@ class PrivateTraining(KeepsLedger):
                     "Expected a new PrivateTraining for each trainer.fit: the budget of this one is that of "
                     f"the first fit, which has spent epsilon = {rounded_up(self._run.epsilon())}. To go on, "
                     "continue its checkpoint with ckpt_path= in a new Trainer. To train again, give a new "
-                    "PrivateTraining spent= the ledger of this run."
+                    "PrivateTraining the ledger of this run, as spent=private.run.ledger."
                 )
             self._data = self._resumed = None  # of a fit that was refused
             refusals.check_trainer(trainer)
@@ -213,7 +213,7 @@ class PrivateTraining(KeepsLedger):
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Returns NaN: the loss is private. The module's own `training_step` runs in `release_gradient`."""
+        """Returns NaN: the loss is private. `release_gradient` calls the module's own `training_step`."""
         refusals.check_turn(self._trainer)
         return torch.full((), torch.nan)
 
@@ -280,7 +280,7 @@ class PrivateTraining(KeepsLedger):
         return result
 
     def on_train_end(self) -> None:
-        """Logs epsilon at the end, and gives back to the data set's ledger what was not released."""
+        """Logs the last epsilon, and returns to the data set's ledger what was not released."""
         log_last_epsilon(self._trainer, self.run.epsilon_bound())
         self.run.close()
 

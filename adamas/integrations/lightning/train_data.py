@@ -1,4 +1,4 @@
-"""The training data of a fit without the sampling of its loader, and what Lightning's loop counts."""
+"""Takes the training data of a fit from its loader, and stands in for batches in Lightning's loop."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from adamas.loading import dataset_length
 
 
 class Turn:
-    """Stands for a batch in the hooks of Lightning: the examples of a private batch are shown to nobody."""
+    """Stands for a batch in the hooks of Lightning, without its private examples."""
 
 
 class Turns:
@@ -43,7 +43,7 @@ class Turns:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues, for which nothing is needed."""
+        """Does nothing: the run restores its place."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _sampled_batch_size(loader: DataLoader[Any]) -> int:
     if batches is None:
         raise UnsupportedError(
             "Expected a batch_size of the DataLoader, got None: its data set makes the batches, so a "
-            "record's chance to take part is not known. Give a data set of single examples."
+            "record's sampling probability is unknown. Give a data set of single examples."
         )
     if type(batches) is not BatchSampler:
         raise UnsupportedError(_another("batch_sampler", batches))
@@ -115,6 +115,6 @@ def _sampled_batch_size(loader: DataLoader[Any]) -> int:
 def _another(name: str, sampler: object) -> str:
     return (
         f"Expected a DataLoader without a {name} of its own, got {type(sampler).__name__}: the run draws the "
-        "batches, so that sampling and accounting agree. Leave it out, and give the data set that shall be "
-        "protected (a Subset for a part of it)."
+        "batches, so that sampling and accounting agree. Leave it out, and give the data set to protect "
+        "(a Subset for a part of it)."
     )

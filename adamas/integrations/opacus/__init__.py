@@ -4,7 +4,7 @@ Change the import, and leave the loop as it is:
 
     from adamas.integrations.opacus import PrivacyEngine
 
-`docs/from_opacus.md` says which arguments are exact, and what is refused and why.
+`docs/from_opacus.md` lists which arguments are exact, and which are refused and why.
 """
 
 from adamas.integrations.opacus.accountant import Accountant

@@ -1,4 +1,4 @@
-"""The accountant by the names that scripts for Opacus use; the run's ledger does the accounting."""
+"""Offers the run's ledger by the names of Opacus' accountants."""
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
@@ -25,7 +25,7 @@ class Accountant:
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """Noise multiplier, sampling rate and number of the releases; shuffled batches count by epoch."""
+        """Noise multiplier, sampling rate and number of releases; shuffled batches count by epoch."""
         entries = [] if self.run is None else self.run.ledger.entries
         return [(*_terms(event), count) for event, count in entries]
 

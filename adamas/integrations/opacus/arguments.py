@@ -1,4 +1,4 @@
-"""Refusals of arguments that have no exact counterpart, before anything is made."""
+"""Refuses arguments that have no exact counterpart, before anything is made."""
 
 from typing import Any, NoReturn
 
@@ -59,7 +59,7 @@ def check_options(
         _refuse(
             "noise_generator",
             noise_generator,
-            "would make the noise a function of a generator that others may read. For a reproducible run, "
+            "would draw the noise from a generator that others may read. For a reproducible run, "
             "give PrivacyEngine(seed=)",
         )
     if grad_sample_mode in _OTHER_MODES:
@@ -70,8 +70,8 @@ def check_options(
         _refuse(
             "wrap_model",
             wrap_model,
-            "returns hooks, and none are made here. Use the module that make_private returns; it offers the "
-            "attributes of yours, and yours is not changed",
+            "returns hooks, and none are made here. Use the module that make_private returns: it has the "
+            "attributes of yours, which is not changed",
         )
     if rand_on_empty:
         _refuse(
@@ -82,7 +82,7 @@ def check_options(
 
 
 def check_objects(module: object, optimizer: object, data_loader: object) -> None:
-    """Raises for objects that Opacus or this module has wrapped, and for others of the wrong kind."""
+    """Raises for objects that Opacus or this package has wrapped, and for objects of another type."""
     for name, value in (("module", module), ("optimizer", optimizer), ("data_loader", data_loader)):
         if isinstance(value, _OWN):
             raise TypeError(
@@ -104,12 +104,12 @@ def check_objects(module: object, optimizer: object, data_loader: object) -> Non
 
 
 def check_loader(data_loader: DataLoader[Any], *, poisson_sampling: bool) -> None:
-    """Raises for a data loader whose batches the run would not draw as it says."""
+    """Raises for a data loader whose way to draw batches has no counterpart in a run."""
     n = dataset_length(data_loader.dataset)
     if data_loader.batch_size is None:
         raise UnsupportedError(
             "Expected data_loader with batch_size=, got one with a batch_sampler of its own or without "
-            "batches: how it draws examples is not known to the accountant. Give batch_size."
+            "batches: the accountant does not know how it draws examples. Give batch_size."
         )
     sampler = data_loader.sampler
     plain = isinstance(sampler, SequentialSampler) or (
@@ -117,16 +117,16 @@ def check_loader(data_loader: DataLoader[Any], *, poisson_sampling: bool) -> Non
     )
     if not plain:
         raise UnsupportedError(
-            f"Expected data_loader with shuffle=True or False, got sampler={type(sampler).__name__}: an "
-            "example's chance to take part would differ from the rate that is accounted for. Leave the "
+            f"Expected data_loader with shuffle=True or False, got sampler={type(sampler).__name__}: its "
+            "sampling probabilities would differ from the rate that is accounted for. Leave the "
             "sampler out, and take torch.utils.data.Subset for a part of the data set."
             + advice_on_weights(sampler)
         )
     for name in ("worker_init_fn", "generator", "multiprocessing_context"):
         if getattr(data_loader, name) is not None:
             raise UnsupportedError(
-                f"Expected data_loader without {name}=: batches are drawn, and workers are seeded, by the "
-                "run's own seed. Leave it out, and give PrivacyEngine(seed=) for a reproducible run."
+                f"Expected data_loader without {name}=: the run draws batches and seeds workers by its "
+                "own seed. Leave it out, and give PrivacyEngine(seed=) for a reproducible run."
             )
     if not poisson_sampling and data_loader.drop_last and n % data_loader.batch_size:
         raise UnsupportedError(

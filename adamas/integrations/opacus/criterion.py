@@ -1,13 +1,13 @@
-"""The criterion that `grad_sample_mode="ghost"` returns."""
+"""Stands for the criterion that `grad_sample_mode="ghost"` returns in Opacus."""
 
 from typing import Any
 
 
 class PrivateCriterion:
-    """The criterion of `grad_sample_mode="ghost"`, which needs no wrapping here.
+    """Calls the user's criterion, which needs no wrapping here.
 
     Args:
-        criterion: The user's.
+        criterion: The user's criterion.
     """
 
     def __init__(self, criterion: Any) -> None:

@@ -1,4 +1,4 @@
-"""Values of a batch that is not loaded yet: the loop writes down what to compute of it."""
+"""Deferred values: tensors of a batch that is not loaded yet. Computing with them records the computation."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -27,10 +27,10 @@ _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "reta
 
 
 class Deferred:
-    """A tensor of the current batch, or what the loop computes of it. It has no value.
+    """A tensor of the current batch, or a result that the loop computes from it. It has no value.
 
     Torch's functions, the methods of tensors and the private module accept it, and return deferred values.
-    Whatever asks for a value is refused.
+    Any use that needs a value is refused.
     """
 
     __slots__ = ("_node", "_turn")
@@ -54,10 +54,10 @@ class Deferred:
         return recorded(getattr, (self, name), {})
 
     def backward(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuses: a value of examples is no loss of the batch."""
+        """Refuses: per-example values are not a loss of the batch."""
         raise UnsupportedError(
-            f"Expected backward() of a mean or sum over all examples ({user_line()}), which this value is "
-            "not, or is within the module where it cannot be taken apart. Compute the losses of the "
+            f"Expected backward() of a mean or sum over all examples ({user_line()}), got another value, or "
+            "a mean that the module took itself, which cannot be taken apart. Compute the losses of the "
             "examples in the loop, from the module's output, and call losses.mean().backward()."
         )
 
@@ -65,7 +65,7 @@ class Deferred:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Writes down a call of torch."""
+        """Records a call of torch."""
         return _recorded_call(func, args, dict(kwargs or {}))
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
@@ -198,7 +198,7 @@ def _call_method(value: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 def recorded(
     function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Deferred:
-    """Writes down a call on values of one batch; None calls the model.
+    """Records a call on values of one batch; None calls the model.
 
     Raises:
         UnsupportedError: If it could not run later with the same result.
@@ -210,8 +210,8 @@ def recorded(
     turn, *others = {value._turn for value in values if isinstance(value, Deferred)}
     if others:
         raise RuntimeError(
-            f"Expected values of one batch, got values of several turns of the loop ({user_line()}). Keep "
-            "no value of a batch for the next one."
+            f"Expected values of one batch, got values of several turns of the loop ({user_line()}). Do "
+            "not keep values of a batch for the next one."
         )
     plain = map_leaves(Deferred, lambda value: value._node, (tuple(args), dict(kwargs)))
     return Deferred(check_call(Node(function, *plain)), turn)
@@ -227,7 +227,7 @@ def are_of(model: nn.Module, values: Any) -> bool:
 
 
 def _recorded_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Writes down a call of torch; a loss function that averages becomes a loss of each example."""
+    """Records a call of torch; a loss function that averages becomes a loss of each example."""
     name = getattr(func, "__name__", "")
     if (name.endswith("_") and not name.startswith("__")) or kwargs.get("inplace") or "out" in kwargs:
         refuse_in_place()

@@ -1,4 +1,4 @@
-"""`PrivacyEngine`: private training behind the names of Opacus 1.6."""
+"""`PrivacyEngine`: private training with the names of Opacus 1.6."""
 
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,17 @@ class PrivacyEngine:
     """Makes a training loop private, with the arguments and results of Opacus' `PrivacyEngine`.
 
     The loop computes on deferred values: the data loader yields no data, and the module, functions of torch
-    and losses write down what to compute. `loss.backward()` draws the batch, releases its private gradient
-    and records it; `optimizer.step()` uses it. So nothing in the loop can see a private value, and nothing
-    can train on one. What differs from Opacus: `docs/from_opacus.md`.
+    and losses record what to compute. `loss.backward()` draws the batch, releases its private gradient and
+    charges it; `optimizer.step()` uses it. So nothing in the loop can see a private value or train on one.
+    `docs/from_opacus.md` lists the differences from Opacus.
 
     Args:
         accountant: "prv", Opacus' name for numerical composition, which `adamas` does by "pld"; or "rdp".
         secure_mode: Noise that withstands floating-point attacks, `noise="secure"` of `adamas.make_private`.
-        seed: A number makes the run reproducible. Whoever knows it can remove the noise.
+        seed: A number makes the run reproducible. Anyone who knows it can remove the noise.
 
     Attributes:
-        accountant: Reads what was spent.
+        accountant: Reads the run's ledger.
         secure_mode: As given.
         seed: As given.
 
@@ -174,7 +174,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
     ) -> Any:
-        """Makes module, optimizer and data loader private, with the noise that a budget asks for.
+        """Makes module, optimizer and data loader private, with the noise that keeps a budget.
 
         `target_epsilon` and `target_delta` are the budget, and `epochs` is how many times the loop goes
         through the data loader. The budget holds: a step beyond these epochs is refused. All other
@@ -222,8 +222,8 @@ class PrivacyEngine:
     ) -> Any:
         if self._loop is not None:
             raise RuntimeError(
-                "Expected one run of a PrivacyEngine. Make another engine for another run. If it trains on "
-                "the same data, let adamas.make_private add up what both spend, by data_ledger=."
+                "Expected one run of a PrivacyEngine. Make another engine for another run. If both train on "
+                "the same data, use adamas.make_private with data_ledger=, which adds up what they spend."
             )
         training = make_training(
             module,

@@ -1,4 +1,4 @@
-"""Errors within the private step: their texts can hold values of records, so they stay inside."""
+"""Hides the texts of errors within the private step, which can quote values of records."""
 
 import dis
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def concealed(compute: Callable[[], T], line: Callable[[], str | None], doing: str) -> T:
-    """Computes on private data; an error tells its type and a line, and nothing else.
+    """Computes on private data; an error shows its type and a line, and nothing else.
 
     Errors that `adamas` itself raises say nothing about values, and keep their text.
 
@@ -36,7 +36,7 @@ def concealed(compute: Callable[[], T], line: Callable[[], str | None], doing: s
         own.__cause__ = own.__context__ = None
         raise own.with_traceback(None) from None
     raise UnsupportedError(
-        f"{doing} raised {kind} at {line() or user_line()}. Its text is left out, as it can hold values of a "
+        f"{doing} raised {kind} at {line() or user_line()}. Its text is left out: it can quote values of a "
         "record, which no noise covers. Nothing was released. Try data set, module and loss on public data "
         "of the same form, and look for labels out of range and records of another shape before training."
     ) from None

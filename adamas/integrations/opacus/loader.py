@@ -1,4 +1,4 @@
-"""The data loader of a private loop: batches without values."""
+"""The data loader of a private loop, which yields batches without values."""
 
 from collections.abc import Iterator
 from typing import Any

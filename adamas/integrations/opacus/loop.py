@@ -35,13 +35,13 @@ class Loop:
         )
 
     def objects(self) -> tuple[PrivateModule, PrivateOptimizer, PrivateLoader]:
-        """Returns what the user's loop works with."""
+        """Returns module, optimizer and data loader for the user's loop."""
         return self._private, self._optimizer, PrivateLoader(self.training)
 
     def objects_with(
         self, criterion: Any
     ) -> tuple[PrivateModule, PrivateOptimizer, PrivateCriterion, PrivateLoader]:
-        """Returns them with a criterion in the place that Opacus gives it."""
+        """Returns them and a criterion, in Opacus' order."""
         module, optimizer, loader = self.objects()
         return module, optimizer, PrivateCriterion(criterion), loader
 

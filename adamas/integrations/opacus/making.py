@@ -19,17 +19,17 @@ from adamas.run.validation import validated
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the private steps are: `PrivacyEngine.make_private` explains the options.
+    """The terms of the private steps; `PrivacyEngine.make_private` explains them.
 
     Attributes:
         loss_reduction: "mean" or "sum".
-        criterion: The criterion of the ghost mode; in other modes the loop's own counts.
+        criterion: The criterion of the ghost mode; None in other modes, where the loop has its own.
         poisson_sampling: False for shuffled batches.
         clip_norm: The radius of clipping.
         noise_multiplier: The noise; None with a budget.
         epsilon: The budget; None for none.
         delta: The delta of the budget.
-        epochs: For which the budget pays; without a budget, the loop has no end.
+        epochs: Epochs that the budget pays for; without a budget, the loop has no end.
     """
 
     loss_reduction: str

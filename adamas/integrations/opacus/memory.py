@@ -1,4 +1,4 @@
-"""Limits the examples in memory at once, by the name that scripts for Opacus use."""
+"""Limits the examples processed at once, by the name of Opacus."""
 
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -9,7 +9,7 @@ from adamas.integrations.opacus.optimizer import PrivateOptimizer
 
 
 class BatchMemoryManager:
-    """Limits the examples in memory at once within a block.
+    """Limits the examples processed at once within a block.
 
     The loader of the block yields the same logical batches; each private step processes its batch in parts.
     No step is skipped, and no part can be lost: leaving the loop anywhere leaves nothing behind.

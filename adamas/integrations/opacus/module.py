@@ -1,4 +1,4 @@
-"""The module of a private loop: it accepts values of the batch, and plain tensors as before."""
+"""The module of a private loop, which accepts deferred values, and plain tensors as before."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from adamas.integrations.opacus.deferred import are_of, recorded
 
 
 class PrivateModule(nn.Module):
-    """A module whose calls on values of the batch are written down for the private step.
+    """Records calls on deferred values for the private step.
 
-    On plain tensors it computes what the module computes: evaluate it so. For the values of a batch, a copy
-    of it and the module of another run are plain modules, which must be frozen. It shares the parameters,
-    and offers the module's attributes. As in Opacus, the names in its `state_dict()` begin with `_module.`.
+    On plain tensors it computes what the module computes: evaluate it in this way. It shares the parameters,
+    and offers the module's attributes. As in Opacus, the names in its `state_dict()` begin with `_module.`. A
+    copy of it, or the module of another run, accepts values of a batch only if it is frozen.
 
     Args:
         module: The module.

@@ -1,4 +1,4 @@
-"""The optimizer of a private loop: it steps on releases only."""
+"""The optimizer of a private loop, which steps on releases only."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from adamas.privatize import PrivateGradient
 
 
 class Gate:
-    """Lets an optimizer step once for each release, on gradients that nobody has changed.
+    """Lets an optimizer step once for each release, on unchanged gradients.
 
     Use `Gate.of`: an optimizer has one gate, which stays.
     """

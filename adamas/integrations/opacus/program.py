@@ -1,4 +1,4 @@
-"""Programs: what a training loop computed of a batch, written down without the batch.
+"""Programs: the computation of a training loop on a batch, recorded without the batch.
 
 A loop over deferred values computes nothing. It leaves nodes, each a call with its arguments, and the
 private step runs them on the data. Nodes hold functions and constants only, and no data.
@@ -90,7 +90,7 @@ def check_call(node: Node) -> Node:
 
 
 class Program:
-    """The nodes that a loss is computed of, in an order in which they can run.
+    """The nodes that a loss is computed from, in an order in which they can run.
 
     Attributes:
         line: Where the user wrote the call that runs, or that raised; None between the calls.

@@ -1,4 +1,4 @@
-"""Losses of each example in place of losses that average over the batch.
+"""Replaces losses that average over the batch by one loss per example.
 
 Let n examples have k elements each. Torch's mean over all n k elements is the mean over the examples of each
 example's own mean, so that the loss of an example is known exactly. A mean with class weights divides by

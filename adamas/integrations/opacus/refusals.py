@@ -1,4 +1,4 @@
-"""Refusals of what a loop cannot do with values that it does not have."""
+"""Refuses operations that a loop cannot do on deferred values."""
 
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ def refuse_value(use: str) -> NoReturn:
     """Raises where the loop asks for a value of private data."""
     raise UnsupportedError(
         f"Expected no use of the values of a batch in the loop, got {use} ({user_line()}). They are "
-        "private, and so are losses, accuracies and sizes of batches. Leave it out, or compute it of public "
+        "private, and so are losses, accuracies and sizes of batches. Leave it out, or compute it on public "
         "data: the module takes plain tensors as before."
     )
 
@@ -26,7 +26,7 @@ def refuse_in_place() -> NoReturn:
 def refuse_parts() -> NoReturn:
     """Raises for an iteration."""
     raise UnsupportedError(
-        f"Expected no iteration over a value of the batch ({user_line()}): how many parts it has is not "
+        f"Expected no iteration over a value of the batch ({user_line()}): the number of its parts is not "
         "known before the private step. Take its parts by their numbers, as in output[0]."
     )
 

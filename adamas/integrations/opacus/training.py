@@ -1,4 +1,4 @@
-"""One private training: the run, and the turns of the user's loop."""
+"""Makes the releases of one private training, turn by turn of the user's loop."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from adamas.run.validation import Validated
 
 
 class Replayed:
-    """The loss of a run: the program that the current turn of the loop has written down."""
+    """The loss of a run: the program that the current turn of the loop has recorded."""
 
     def __init__(self) -> None:
         self.program: Program | None = None
@@ -40,7 +40,7 @@ class Replayed:
         def replayed(model: nn.Module, batch: Any) -> Tensor:
             if self.program is None:
                 raise RuntimeError(
-                    "Expected the loop to have computed a loss: the run knows it from the first "
+                    "Expected a loss that the loop has computed: the run knows it from the first "
                     "loss.backward() on."
                 )
             return self.program(model, batch)
@@ -77,7 +77,7 @@ class Training:
         self._example = concealed(self._first, lambda: None, "Loading the first example")
 
     def _first(self) -> Any:
-        """Loads one example, which tells the form of a batch."""
+        """Loads one example, which shows the form of a batch."""
         loader, rows = self.run.loader, np.arange(1)
         loaded = loader.load(rows, loader.state_of(0, 0))
         return loader.check(loaded.data if isinstance(loaded, Collated) else loaded, rows)

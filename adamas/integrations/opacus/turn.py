@@ -1,4 +1,4 @@
-"""One turn of a training loop: one logical batch, which is loaded only when its gradient is released."""
+"""One turn of a training loop: one logical batch, loaded only when its gradient is released."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ class Turn:
         if self._over:
             raise RuntimeError(
                 "Expected backward() on the loss of the current batch of the data loader, got one of an "
-                "earlier batch, which has gone. Call it in the turn of the loop that computed the loss."
+                "earlier batch, whose turn is over. Call it in the turn of the loop that computed the loss."
             )
         if self._released:
             raise RuntimeError(

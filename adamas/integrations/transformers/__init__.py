@@ -1,4 +1,4 @@
-"""Private training in the `Trainer` of Hugging Face `transformers`, and those of TRL.
+"""Private training with the `Trainer` of Hugging Face `transformers`, and with those of TRL.
 
 `PrivateTrainer` takes the place of `transformers.Trainer`. `PrivateTrainerMixin` makes the training of a
 subclass private: `class PrivateSFT(PrivateTrainerMixin, SFTTrainer)`. docs/huggingface.md has examples.

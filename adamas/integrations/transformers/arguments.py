@@ -81,7 +81,7 @@ REFUSED = {
     "optim": _RULE,
     "optim_args": _RULE,
     "optim_target_modules": _RULE,
-    "fp16": "Its scaling of losses skips steps by what the gradients are. Take bf16=True, or load the model "
+    "fp16": "Its loss scaling skips steps depending on the gradients. Take bf16=True, or load the model "
     "in bfloat16.",
     "half_precision_backend": "Take bf16=True.",
     "fp16_opt_level": "Take bf16=True.",
@@ -107,7 +107,7 @@ REFUSED = {
     "parallelism_config": _ONE_PROCESS,
     # of TRL
     "packing": "A packed row holds several records, so clipping rows bounds none of them. Leave it False.",
-    "padding_free": "It joins the records of a batch to one row. Leave it False.",
+    "padding_free": "It joins the records of a batch into one row. Leave it False.",
     "loss_type": "Leave it 'nll', or give Privacy(loss=...).",
     "activation_offloading": "It changes the tensors that the backward reads. Set gradient_checkpointing.",
     "router_aux_loss_coef": "It balances experts over the batch, which mixes records. Leave it out.",

@@ -1,4 +1,4 @@
-"""Gives a training the places in a trainer's loop that no method of the trainer has."""
+"""Hooks a private training into those places of a trainer's loop that only callbacks reach."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from adamas.run import PrivateRun
 
 
 class PrivacyCallback(TrainerCallback):
-    """Makes the run when all is known, and hands each release to the rule right before its step.
+    """Makes the run when training begins, and hands each release to the rule right before its step.
 
     Args:
         begin: Makes the training, once the trainer has model, rule, schedule and number of steps.
@@ -39,7 +39,7 @@ class PrivacyCallback(TrainerCallback):
         return self._released_before or (self._training is not None and self._training.has_released)
 
     def continues(self, run: PrivateRun) -> None:
-        """Notes that a run was continued, which may have spent something, or count what its journal has."""
+        """Notes that a run was continued: it may have spent, or its journal may have releases that count."""
         self._released_before |= bool(run.ledger.entries) or run.epsilon_bound() > 0
 
     def on_train_begin(
@@ -66,5 +66,5 @@ class PrivacyCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Gives back what was not released."""
+        """Returns what was reserved and not released to the data set's ledger."""
         self.training.close()

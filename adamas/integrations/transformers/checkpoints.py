@@ -1,4 +1,4 @@
-"""Resuming: only from a checkpoint that holds its ledger, and with the rule's state of that ledger only."""
+"""Resumes a training, only from a checkpoint with its ledger and the rule's state that belongs to it."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a private trainer logs: public metrics in the place of what it knows about private data."""
+"""Replaces the private metrics in a trainer's logs by public ones."""
 
 from adamas._words import rounded_up
 from adamas.run import PrivateRun
@@ -22,7 +22,7 @@ _SHOWN = {
 
 
 def public(logs: dict[str, float]) -> dict[str, float]:
-    """Returns metrics without the private ones. Those of an evaluation begin with eval_, and stay."""
+    """Returns metrics without the private ones. Those of an evaluation, which begin with eval_, stay."""
     return {name: value for name, value in logs.items() if name not in PRIVATE}
 
 

@@ -1,4 +1,4 @@
-"""What a private trainer is asked for, besides its `TrainingArguments`."""
+"""The privacy arguments of a private trainer, besides its `TrainingArguments`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -30,13 +30,13 @@ class Privacy:
         epsilon: The budget, for all planned steps. 8 if neither it nor noise_multiplier is given.
         delta: The delta of the guarantee; None takes 1/(10 N), for N records.
         allow_large_delta: Confirm a delta of 1/N or more.
-        noise_multiplier: Instead of epsilon: the noise relative to the sensitivity.
+        noise_multiplier: The noise relative to the sensitivity; give it instead of epsilon.
         max_epsilon: With noise_multiplier: the training stops before a step would exceed it.
         clip_norm: Radius to which the gradient of a record is clipped.
-        rule: What steps on the private gradients: a name in `adamas.rules.RULES`, a class of optimizers, or a
-            function that makes one of the parameters.
-        rule_options: More arguments of the rule. Learning rate, weight decay and betas come from the
-            `TrainingArguments`, if they are not the defaults there.
+        rule: Steps on the private gradients: a name in `adamas.rules.RULES`, a class of optimizers, or a
+            function that makes one from the parameters.
+        rule_options: More arguments of the rule. Weight decay comes from the `TrainingArguments`, and so do
+            learning rate, betas and eps if they are not the defaults there.
         loss: `loss(model, batch)`, one loss per record. None chooses it by the model:
             `adamas.integrations.losses.for_model`.
         sampling: A name in `adamas.sampling.SAMPLERS`.
@@ -46,10 +46,10 @@ class Privacy:
         seed: Of sampling and noise, which must then be as secret as the data. None draws a secret one from
             the operating system. `TrainingArguments.seed` is not used: it is public.
         engine: A name in `adamas.engines.ENGINES`, or "auto".
-        spent: Releases that were made on the data before. They count towards epsilon.
+        spent: Earlier releases on the data. They count towards epsilon.
         data_ledger: The ledger of the data set, or its file: all runs on the data spend from its budget.
 
-    All of them mean what they mean in `adamas.make_private`.
+    Each one means the same as in `adamas.make_private`.
 
     Example:
         >>> Privacy(epsilon=3.0).rule

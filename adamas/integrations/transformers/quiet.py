@@ -21,7 +21,7 @@ RELEASING = re.compile(r"(transformers|trl|peft|datasets|accelerate)(\.|$)")
 
 @contextmanager
 def quiet(names: re.Pattern[str]) -> Iterator[None]:
-    """Drops what loggers log and modules warn of whose names match; errors are raised as ever.
+    """Drops the messages and warnings of loggers and modules whose names match; errors are raised.
 
     Args:
         names: `PREPARING` or `RELEASING`.

@@ -24,7 +24,7 @@ def make_rule(
 
     Args:
         model: The model.
-        args: Gives learning rate, weight decay, betas and eps if they differ from their defaults.
+        args: Gives weight decay; and learning rate, betas and eps if they differ from their defaults.
         privacy: Gives the rule and its options.
         decayed: Names of the parameters that weight decay applies to.
     """
@@ -49,7 +49,8 @@ def make_rule(
 def _options(factory: RuleFactory, args: TrainingArguments, privacy: Privacy) -> dict[str, Any]:
     """Joins the options of the rule with what the arguments say about it.
 
-    Defaults of Trainer are for training without privacy. Where an argument has one, the rule has its own.
+    Trainer's defaults are for training without privacy. Where an argument has its default, the rule keeps its
+    own; weight decay, whose default is 0, is always the trainer's.
     """
     options, known = dict(privacy.rule_options), _parameters(factory)
     if "weight_decay" in options:
@@ -63,7 +64,7 @@ def _options(factory: RuleFactory, args: TrainingArguments, privacy: Privacy) ->
     elif "lr" in known and "lr" not in options:
         _logger.warning(
             f"learning_rate has Trainer's default, {args.learning_rate:g}, which is for training without "
-            f"privacy. The rule {_name(factory)} has its own. Set learning_rate, or for exactly that rate "
+            f"privacy. The rule {_name(factory)} uses its own. Set learning_rate, or for exactly that rate "
             f"Privacy(rule_options={{'lr': {args.learning_rate:g}}})."
         )
     betas = args.adam_beta1, args.adam_beta2

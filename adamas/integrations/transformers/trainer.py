@@ -42,12 +42,12 @@ else:
 
 
 class PrivateTrainerMixin(_Base):
-    """Makes the training of a `transformers.Trainer` private; put it before the trainer's class.
+    """Makes a `transformers.Trainer` train privately; put it before the trainer's class in the bases.
 
-    `per_device_train_batch_size` times `gradient_accumulation_steps` is the expected size of a batch, and
-    `per_device_train_batch_size` the number of records processed at once. One batch is one step. The noise is
-    calibrated for all steps that `num_train_epochs` or `max_steps` plan; a training that stops early spends
-    less. Everything else means what it means in transformers, or is refused: `arguments` has the table.
+    `per_device_train_batch_size` times `gradient_accumulation_steps` is the expected batch size of a step,
+    and `per_device_train_batch_size` the number of records processed at once. The noise is calibrated to all
+    steps that `num_train_epochs` or `max_steps` plan; a training that stops early spends less. Everything
+    else keeps its meaning in transformers, or is refused: `arguments` has the table.
 
     Args:
         *args: Arguments of the trainer's class.
@@ -106,7 +106,7 @@ class PrivateTrainerMixin(_Base):
         check_methods(type(self), PrivateTrainerMixin)
         if any(args[:1]) or kwargs.get("trial") is not None:
             raise UnsupportedError(
-                "Expected no hyperparameter search: the best of several trainings tells more than "
+                "Expected no hyperparameter search: the best of several trainings reveals more than "
                 "one ledger counts. Give every training its own trainer and one Privacy(data_ledger=...)."
             )
         self._folder = folder_to_resume(self, resume_from_checkpoint)
@@ -206,14 +206,14 @@ class PrivateTrainerMixin(_Base):
         training = Training(run, planned)
         if training.finished and run.steps_done < planned:
             raise BudgetError(
-                f"The budget pays for no step after step {run.steps_done} of {planned}: what was released "
-                "since the checkpoint was saved counts. Resume from the last checkpoint, or keep "
-                "what was trained."
+                f"The budget pays for no step after step {run.steps_done} of {planned}: releases made after "
+                "the checkpoint count. Resume from the last checkpoint, or keep the model as it is "
+                "trained now."
             )
         if training.shortened:
             _logger.warning(
                 f"The budget pays for {run.steps} of {planned} steps, after which the training ends. "
-                "Releases on the data before, and those made after the checkpoint was saved, count."
+                "Releases made before the training, or after the checkpoint, count."
             )
         return training
 

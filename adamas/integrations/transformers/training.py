@@ -1,10 +1,10 @@
-"""One private training of a trainer: its run, and the place of each step in the trainer's loop.
+"""Runs one private training inside a trainer's loop.
 
 The trainer's loop iterates over tickets, which hold no data. For each step it
 
 1. calls `training_step`, which draws a batch, and releases its private gradient;
 2. clips what it finds in `p.grad`, which is nothing;
-3. announces the step of the optimizer, upon which the release is written to the rule;
+3. announces the step of the optimizer, and `PrivacyCallback` writes the release to the rule;
 4. lets the rule step, then the scheduler, and clears the gradients.
 """
 
@@ -111,7 +111,7 @@ class Training:
 
     @property
     def shortened(self) -> bool:
-        """Whether the budget pays for fewer steps than planned: releases of a run that died count, too."""
+        """Whether the budget pays for fewer steps than planned: releases of a run that died count."""
         return self.run.steps < self._planned
 
     @property
@@ -135,5 +135,5 @@ RUN_FILE = "adamas.safetensors"
 
 
 def zero(device: torch.device) -> torch.Tensor:
-    """Returns what stands for the loss, which is private."""
+    """Returns 0 in place of the loss, which is private."""
     return torch.zeros((), device=device)

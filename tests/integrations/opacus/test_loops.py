@@ -271,7 +271,7 @@ class WithLoss(nn.Module):
 def test_the_logits_of_an_output_train_and_its_own_mean_loss_is_refused():
     engine, module, optimizer, loader = private(WithLoss())
     x, y = next(iter(loader))
-    with pytest.raises(UnsupportedError, match="is within the module"):
+    with pytest.raises(UnsupportedError, match="a mean that the module took itself"):
         module(x, labels=y).loss.backward()
     F.cross_entropy(module(x, labels=y).logits, y).backward()
     optimizer.step()
