@@ -29,6 +29,8 @@ def check_types(model: object, rule: object, loss: object) -> None:
         raise TypeError(
             "Expected a rule that needs one gradient per step, got LBFGS, which asks for several."
         )
+    if isinstance(rule, torch.optim.SparseAdam):
+        raise TypeError("Expected a rule for dense gradients, got SparseAdam: noise is dense. Take Adam.")
     _check_loss(loss)
 
 

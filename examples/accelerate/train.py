@@ -60,7 +60,7 @@ def main() -> None:
             right.append(accelerator.gather_for_metrics(model(x).argmax(1) == y))
     accuracy = torch.cat(right).float().mean()
     accelerator.print(
-        f"{accelerator.num_processes} ranks, epsilon {run.epsilon():.3f}, test accuracy {accuracy:.1%}"
+        f"{accelerator.num_processes} ranks, epsilon {run.epsilon()}, test accuracy {accuracy:.1%}"
     )
     accelerator.end_training()
 

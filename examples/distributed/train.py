@@ -51,7 +51,7 @@ def main() -> None:
         x, y = digits.test[:]
         with torch.no_grad():
             accuracy = (model(x).argmax(1) == y).float().mean()
-        print(f"{run.ranks.world_size} ranks, epsilon {run.epsilon():.3f}, test accuracy {accuracy:.1%}")
+        print(f"{run.ranks.world_size} ranks, epsilon {run.epsilon()}, test accuracy {accuracy:.1%}")
     dist.destroy_process_group()
 
 

@@ -70,7 +70,7 @@ def main() -> None:
     train, test = DataLoader(digits.train, batch_size=256, shuffle=True), DataLoader(digits.test, 256)
     trainer.fit(Digits(), train, test, ckpt_path=CHECKPOINT)
     (result,) = trainer.validate(dataloaders=test, ckpt_path="best", verbose=False)
-    print(f"epsilon {private.run.epsilon():.3f}, best accuracy {result['accuracy']:.1%}")
+    print(f"epsilon {private.run.epsilon()}, best accuracy {result['accuracy']:.1%}")
 
 
 if __name__ == "__main__":

@@ -43,4 +43,4 @@ with mlflow.start_run() as tracked:
     )
     for _ in run:
         pass
-print(f"epsilon {run.epsilon():.3f}, run {tracked.info.run_id}")
+print(f"epsilon {run.epsilon()}, run {tracked.info.run_id}")

@@ -43,4 +43,4 @@ run = adamas.make_private(
 )
 for _ in run:
     pass
-print(f"epsilon {run.epsilon():.3f}, events in {FOLDER}")
+print(f"epsilon {run.epsilon()}, events in {FOLDER}")

@@ -44,4 +44,4 @@ with wandb.init(project="adamas", mode=MODE) as tracked:
     )
     for _ in run:
         pass
-print(f"epsilon {run.epsilon():.3f}")
+print(f"epsilon {run.epsilon()}")

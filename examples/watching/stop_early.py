@@ -62,6 +62,6 @@ run = adamas.make_private(
 for _ in run:
     pass
 print(f"{run.steps_done} of {run.steps} steps, score {stopping.scores[-1][1]:.3f}")
-print(f"epsilon of a training record: {run.epsilon():.3f} of 3")
+print(f"epsilon of a training record: {run.epsilon()} of 3")
 if private:
-    print(f"epsilon of a validation record: {paid_score.ledger.epsilon(1e-4):.3f} of 1")
+    print(f"epsilon of a validation record: {paid_score.ledger.epsilon(1e-4)} of 1")

@@ -47,10 +47,17 @@ def test_a_rule_shapes_the_clipping_of_the_next_step():
     assert rule.geometry().center.keys() == set(model.parameters())
 
 
-def test_an_optimizer_that_needs_several_gradients_per_step_is_refused():
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (torch.optim.LBFGS, "one gradient per step, got LBFGS"),
+        (torch.optim.SparseAdam, "dense gradients, got SparseAdam"),
+    ],
+)
+def test_an_optimizer_that_cannot_step_on_a_release_is_refused(kind, reason):
     model = make_model()
-    with pytest.raises(TypeError, match="LBFGS"):
-        make_run(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TypeError, match=reason):
+        make_run(model, kind(model.parameters()))
 
 
 def test_a_model_without_trainable_parameters_is_refused():

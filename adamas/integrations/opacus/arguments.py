@@ -2,7 +2,6 @@
 
 from typing import Any, NoReturn
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
@@ -97,8 +96,6 @@ def check_objects(module: object, optimizer: object, data_loader: object) -> Non
                 )
     if not isinstance(module, nn.Module):
         raise TypeError(f"Expected module to be a torch.nn.Module, got {type(module).__name__}.")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise TypeError("Expected an optimizer of dense gradients, got SparseAdam: noise is dense.")
     if not isinstance(data_loader, DataLoader):
         raise TypeError(f"Expected data_loader to be a DataLoader, got {type(data_loader).__name__}.")
 

@@ -26,7 +26,7 @@ def test_the_example_trains_and_goes_on(tmp_path, monkeypatch, capsys):
     assert accuracy > 50
     monkeypatch.setenv("CHECKPOINT", str(tmp_path / "last.ckpt"))
     runpy.run_path(str(EXAMPLE), run_name="__main__")  # all steps are done
-    assert f"epsilon {epsilon:.3f}" in text(capsys)
+    assert f"epsilon {epsilon}," in text(capsys)
 
 
 def text(capsys):
