@@ -51,7 +51,8 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
         if _header(path).count(name) > 1:
             raise ValueError(f"Expected {path} to have one column {name!r}, got several.")
     if path.suffix != ".csv":
-        return _of_parquet(_parquet().read_table(path, columns=list(columns)), path)
+        with _parquet().ParquetFile(path) as file:
+            return _of_parquet(file.read(columns=list(columns)), path)
     table = _csv(path, usecols=list(columns), dtype=str, **_EMPTY)
     return table[list(columns)].apply(lambda texts: texts.str.strip())
 
