@@ -128,7 +128,7 @@ def test_wandb_takes_the_metrics_offline(tmp_path, monkeypatch):
 def test_mlflow_holds_the_metrics_of_each_step(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     with mlflow.start_run() as active:
         run = make_run(callbacks=[MLflow(every=3)])
         finish(run)

@@ -44,6 +44,7 @@ NEEDS = {
     "adamas.integrations.transformers.privacy": "transformers",
     "adamas.integrations.transformers.quiet": "transformers",
     "adamas.integrations.transformers.rule": "transformers",
+    "adamas.integrations.transformers.trackers": "transformers",
     "adamas.integrations.transformers.trainer": "transformers",
     "adamas.integrations.transformers.training": "transformers",
 }

@@ -61,7 +61,7 @@ def test_the_last_entry_of_a_logger_has_all_that_was_spent(every, tmp_path):
 def wandb_logger(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    yield WandbLogger(project="adamas", save_dir=tmp_path, offline=True)
+    yield WandbLogger(project="adamas", save_dir=tmp_path, mode="offline")  # wandb reads variables only once
     wandb.finish()
 
 
