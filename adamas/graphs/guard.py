@@ -44,7 +44,12 @@ def _is_marked(value: object) -> bool:
 
 def _is_of_pyg(value: object) -> bool:
     """Tells whether an object is a graph of PyTorch Geometric; its layers are no graphs."""
-    return any(one.__module__.startswith("torch_geometric.data.") for one in type(value).__mro__)
+    return any(_module(one).startswith("torch_geometric.data.") for one in type(value).__mro__)
+
+
+def _module(kind: type) -> str:
+    """Returns the module of a class; compiled classes may have a descriptor in its place."""
+    return str(kind.__module__)
 
 
 def _held(value: object) -> Iterator[object]:
@@ -80,7 +85,7 @@ def _reached(value: Any) -> list[Any]:
     own = _attribute(value, "__dict__")
     reached = list(own.values()) if isinstance(own, dict) else []
     for kind in type(value).__mro__:
-        if kind.__module__.partition(".")[0] in ("builtins", "torch", "adamas", "typing", "abc", "numpy"):
+        if _module(kind).partition(".")[0] in ("builtins", "torch", "adamas", "typing", "abc", "numpy"):
             continue
         names = vars(kind).get("__slots__", ())
         reached += [_attribute(value, name) for name in ([names] if isinstance(names, str) else names)]

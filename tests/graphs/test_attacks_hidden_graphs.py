@@ -134,12 +134,19 @@ class Claims:
         raise KeyError(name)
 
 
-def test_objects_that_raise_for_a_missing_attribute_are_looked_through():
+class Compiled:
+    """Has a descriptor in the place of its module's name, as classes of Cython may."""
+
+    __module__ = property(lambda self: "elsewhere")
+
+
+@pytest.mark.parametrize("kind", [Claims, Compiled])
+def test_objects_of_odd_classes_are_looked_through(kind):
     def loss(model, batch):
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     model = nn.Embedding(NODES, 2)
-    model.held = Claims()
+    model.held = kind()
     assert run_on_numbers(model, loss).steps == 3
     model.held.graph = noisy_graph()
     with pytest.raises(TypeError, match="NodeTerms"):
