@@ -18,7 +18,7 @@ from adamas.errors import UnsupportedError
 from adamas.geometry import Geometry
 from adamas.loading import Batch, Loader
 from adamas.run.randomness import model_randomness
-from adamas.run.trials import computing, joining
+from adamas.run.trial_errors import computing, joining
 from adamas.run.validation import Validated
 from adamas.sampling import Draw
 
