@@ -43,15 +43,18 @@ _SHOWN = (dict, list, tuple, set, frozenset, deque, Tensor, np.ndarray, nn.Modul
 _COMPILED = ("torch", "numpy")
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _GLOBALS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"}
+_LINK = "_lru_list_elem"  # of functools
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM"}
 
 
 def cached_in(wrapper: Any) -> Iterator[Any]:
-    """Yields what a cache of functools holds."""
+    """Yields the arguments and the results that a cache of functools holds."""
     for part in gc.get_referents(wrapper):
-        if isinstance(part, dict):
-            for link in part.values():
-                yield from (gc.get_referents(link) if not isinstance(link, ATOMS) else ())
+        if part is vars(wrapper):  # attributes of the wrapper, such as the function
+            continue
+        if isinstance(part, dict) and any(type(link).__name__ == _LINK for link in part.values()):
+            continue  # the index of a cache with a limit, whose arguments and results are parts themselves
+        yield part
 
 
 def is_opaque(value: Any) -> bool:

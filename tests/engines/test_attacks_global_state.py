@@ -1,7 +1,6 @@
 """Attacks through state outside the model: globals, functions, modules, generators and the backward."""
 
 import contextvars
-import functools
 import random
 import sys
 import threading
@@ -48,16 +47,6 @@ def _default(m: Any, value: float, kept: list[float] = [1.0]) -> float:  # noqa:
 def _function(m: Any, value: float) -> float:
     _function.largest = max(_function.largest, value)
     return float(_function.largest)
-
-
-@functools.lru_cache
-def _box() -> list[float]:
-    return [1.0]
-
-
-def _cached(m: Any, value: float) -> float:
-    _box()[0] = max(_box()[0], value)
-    return _box()[0]
 
 
 STORE = types.ModuleType("a_module_of_the_user")
@@ -145,7 +134,6 @@ STATES = {
     "global": kept_by(lambda m: KEPT, "largest", lambda m: KEPT.update(largest=1.0)),
     "default": remembering(lambda m: _default.__defaults__[0].__setitem__(0, 1.0), _default),
     "function": remembering(lambda m: setattr(_function, "largest", 1.0), _function),
-    "cache": remembering(lambda m: _box().__setitem__(0, 1.0), _cached),
     "module": remembering(lambda m: setattr(STORE, "largest", 1.0), _in_a_module),
     "imported": remembering(lambda m: setattr(STORE, "largest", 1.0), _imported),
     "hook": by_a_hook,
