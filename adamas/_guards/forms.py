@@ -9,6 +9,9 @@ from torch.utils.data import default_collate
 
 from adamas.errors import UnsupportedError
 
+_AS_PYTHON = {np.bool_: bool, np.int64: int, np.float64: float}
+"""Numbers of NumPy that default_collate joins as those of Python, also with them."""
+
 
 def joined(examples: Sequence[Any]) -> Any:
     """Returns the examples as a batch.
@@ -33,8 +36,13 @@ def _form(example: Any) -> Any:
         return example.dtype
     if isinstance(example, Mapping):
         return type(example), tuple((key, _form(value)) for key, value in example.items())
-    if isinstance(example, list | tuple):
-        return type(example), tuple(map(_form, example))
-    if isinstance(example, np.ndarray | np.generic):
-        return type(example), example.dtype
+    if isinstance(example, str | bytes):  # not joined at all, also those of NumPy
+        return str
+    if isinstance(example, Sequence):
+        kind = type(example)
+        return list if kind is tuple else kind, tuple(map(_form, example))  # both become lists
+    if isinstance(example, np.ndarray):
+        return np.ndarray, example.dtype
+    if isinstance(example, np.generic):
+        return _AS_PYTHON.get(type(example), (np.generic, example.dtype))
     return type(example)
