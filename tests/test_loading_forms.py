@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import adamas
 from adamas.loading import Loader
@@ -83,3 +84,36 @@ def test_texts_of_other_lengths_are_refused_as_texts(text):
     examples = [{"x": 1.0, "text": np.str_("a") if i else text} for i in range(8)]
     with pytest.raises(adamas.UnsupportedError, match=r"batch\['text'\].*texts become tokens"):
         drawn_data(Loader(examples, Poisson(8, 8, seed=0)))
+
+
+class Words(list):
+    """A text, for which a user tells default_collate how to join it."""
+
+
+def padded(batch, **_):
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(words) for words in batch], batch_first=True)
+
+
+def ranked(batch, **_):
+    return padded(batch).argsort(0)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda words: words, lambda words: {"x": (words, 1)}], ids=["alone", "nest"]
+)
+def test_a_function_that_is_registered_for_a_type_is_not_taken_for_torchs_own(wrap, monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, Words, ranked)
+    examples = [wrap(Words([3 * i % 7, 2])) for i in range(8)]
+    with pytest.raises(adamas.UnsupportedError, match=r"collate_fn=lambda examples"):
+        drawn_data(Loader(examples, Poisson(8, 8, seed=0)))
+    compared = {"collate_fn": lambda examples: default_collate(examples)}
+    with pytest.raises(adamas.UnsupportedError, match="mixes the examples"):
+        drawn_data(Loader(examples, Poisson(8, 8, seed=0), **compared))
+    monkeypatch.setitem(default_collate_fn_map, Words, padded)
+    assert len(drawn_data(Loader(examples, Poisson(8, 8, seed=0), **compared))) == 1
+
+
+def test_a_function_that_is_registered_for_another_type_changes_nothing(monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, Words, ranked)
+    ((data),) = drawn_data(Loader([[1.0, 2]] * 8, Poisson(8, 8, seed=0)))
+    torch.testing.assert_close(data, default_collate([[1.0, 2]] * 8), rtol=0, atol=0)
