@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import adamas
 from adamas import rules
@@ -287,43 +287,3 @@ def test_loading_leaves_the_global_generator_alone(num_workers):
     torch.manual_seed(0)
     drawn(Loader(numbers(), Poisson(60, 10, seed=0), num_workers=num_workers), 0, 2)
     assert torch.rand(()).item() == torch.rand((), generator=torch.Generator().manual_seed(0)).item()
-
-
-OTHER_FORMS = {
-    "a key less": ({"x": 1.0}, {"x": 1.0, "w": 2.0}),
-    "a key more": ({"x": 1.0, "w": 2.0}, {"x": 1.0}),
-    "another order": ({"w": 2.0, "x": 1.0}, {"x": 1.0, "w": 2.0}),
-    "another order in a nest": ([{"w": 2.0, "x": 1.0}], [{"x": 1.0, "w": 2.0}]),
-    "another number": ({"x": 1}, {"x": 1.0}),
-    "a truth value": ({"x": True}, {"x": 1}),
-    "another dtype": ({"x": torch.tensor(1.0)}, {"x": torch.tensor(1.0, dtype=torch.float64)}),
-    "a number of NumPy": ({"x": np.float64(1.0)}, {"x": 1.0}),
-}
-
-
-@pytest.mark.parametrize("place", [0, 5])
-@pytest.mark.parametrize("name", OTHER_FORMS)
-def test_an_example_of_another_form_does_not_change_how_others_are_read(name, place):
-    other, usual = OTHER_FORMS[name]
-    with pytest.raises((adamas.UnsupportedError, KeyError)) as error:
-        drawn_data(Loader([other if i == place else usual for i in range(8)], Poisson(8, 8, seed=0)))
-    if isinstance(error.value, KeyError):  # torch's own, for a key that the first example has
-        assert name.startswith("a key")
-    else:
-        assert "one form" in str(error.value)
-
-
-def test_workers_refuse_an_example_of_another_form():
-    examples = [{"x": 1 if i == 5 else 1.0} for i in range(8)]
-    with pytest.raises(adamas.UnsupportedError, match="one form"):
-        drawn_data(Loader(examples, Poisson(8, 8, seed=0), num_workers=2))
-
-
-def drawn_data(loader):
-    return [data for batch in loader.batches(0, 1) for data, _ in batch]
-
-
-def test_examples_of_one_form_are_joined_as_torch_does():
-    examples = [{"x": i / 2, "n": i, "nest": [torch.ones(2), np.float32(i)]} for i in range(8)]
-    ((data),) = drawn_data(Loader(examples, Poisson(8, 8, seed=0)))
-    torch.testing.assert_close(data, default_collate(examples), rtol=0, atol=0)

@@ -118,8 +118,8 @@ def _chosen_engine(
 
 
 def _differs_when_repeated(engine: str) -> UnsupportedError:
+    other = "" if engine == "loop" else ", or use engine='loop'"
     return UnsupportedError(
         f"engine={engine!r} cannot run the model under checkpointing of activations: a checkpoint saves "
-        "other tensors when its forward is run again. Turn it off (gradient_checkpointing=False), or use "
-        "engine='loop'."
+        f"other tensors when its forward is run again. Turn it off (gradient_checkpointing=False){other}."
     )

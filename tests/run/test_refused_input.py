@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import adamas
@@ -170,3 +171,30 @@ def test_a_model_that_vmap_cannot_run_falls_back_to_the_loop():
     run = make_run(Branching(), data=data)
     assert run.engine == "loop"
     assert finish(run).isfinite().all()
+
+
+class OtherWhenRepeated(nn.Linear):
+    """A layer under a checkpoint whose forward saves fewer tensors when it is run again."""
+
+    def forward(self, x):
+        calls = []
+
+        def layer(x):
+            calls.append(None)
+            y = super(OtherWhenRepeated, self).forward(x)
+            return y.relu() if len(calls) == 1 else y
+
+        return checkpoint(layer, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "remedy"),
+    [
+        ("bookkeeping", r"\(gradient_checkpointing=False\), or use engine='loop'\.$"),
+        ("loop", r"\(gradient_checkpointing=False\)\.$"),
+    ],
+)
+def test_an_engine_that_cannot_repeat_a_checkpoint_names_what_can(engine, remedy):
+    model = nn.Sequential(OtherWhenRepeated(5, 4), nn.Linear(4, 3))
+    with pytest.raises(adamas.UnsupportedError, match=remedy):
+        make_run(model, engine=engine)

@@ -9,7 +9,9 @@ from adamas._words import in_float32, rounded_up
 
 
 def log_epsilon(module: pl.LightningModule, bound: float) -> None:
-    """Logs a bound on the epsilon so far: "epsilon" for loggers and callbacks, "ε" for progress bars.
+    """Logs a bound on the epsilon so far: "epsilon" for loggers and callbacks, "eps" for progress bars.
+
+    Both names are ASCII: a bar that standard output cannot encode would end the training.
 
     Args:
         module: The module in training.
@@ -18,7 +20,7 @@ def log_epsilon(module: pl.LightningModule, bound: float) -> None:
     logged = torch.tensor(in_float32(bound), dtype=torch.float32, device=module.device)
     module.log("epsilon", logged, on_step=True, on_epoch=False, batch_size=1)
     module.log(
-        "ε", shown_in_bars(bound), prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1
+        "eps", shown_in_bars(bound), prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1
     )
 
 

@@ -1,6 +1,8 @@
 """Loggers and progress bars of Lightning show epsilon as an upper bound, and train with every engine."""
 
 import csv
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,21 @@ def test_no_logger_and_no_bar_shows_less_than_the_bound(noise_multiplier, tmp_pa
     trainer.fit(fits.Classifier(), fits.loader())
     board = event_accumulator.EventAccumulator(logger.log_dir).Reload()
     for (bound, bar), logged in zip(bounds.seen, board.Scalars("epsilon"), strict=True):
-        assert set(bar) == {"ε"}
+        assert set(bar) == {"eps"}
         assert bound <= logged.value <= bound * (1 + 1e-6)
-        assert bound <= float(f"{bar['ε']:.3f}") <= bound * 1.01 + 1e-3
-        assert bound <= float(f"{bar['ε']:.3g}") <= bound * 1.01 + 1e-3
+        assert bound <= float(f"{bar['eps']:.3f}") <= bound * 1.01 + 1e-3
+        assert bound <= float(f"{bar['eps']:.3g}") <= bound * 1.01 + 1e-3
+
+
+def test_a_bar_is_shown_where_standard_output_has_ascii_only(tmp_path, monkeypatch):
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        trainer = fits.trainer(
+            tmp_path, callbacks=[pl.callbacks.TQDMProgressBar()], enable_progress_bar=True, max_epochs=1
+        )
+        trainer.fit(fits.Classifier(), fits.loader())
+        out.flush()
+        assert "eps=" in out.buffer.getvalue().decode()
 
 
 @pytest.mark.parametrize("every", [4, 5, 50])
