@@ -13,7 +13,7 @@ from adamas.callbacks.base import FinishedStep, WatchedRun, is_writer
 
 
 class Tracker(ABC):
-    """Writes `run.metrics()` every few steps, and at the last one, also if `run.stop` made it the last.
+    """Writes `run.metrics()` every few steps, and at the last one, also if the loop ends early.
 
     The names begin with "private/", or with "NOT_PRIVATE/" for a run without noise.
 
@@ -31,7 +31,7 @@ class Tracker(ABC):
             self._write(run, step)
 
     def finish(self, run: WatchedRun, step: FinishedStep) -> None:
-        """Writes the metrics of the step where a run was stopped: it spent more than its last entry says."""
+        """Writes the metrics of the step where the loop ended: more was spent than the last entry says."""
         if not self._is_due(step):
             self._write(run, step)
 

@@ -139,7 +139,11 @@ class PrivateRun(RunParts):
                 step = self._step(batch.step + 1, release)
                 for callback in self.callbacks:
                     callback(self, step)
-                yield step
+                try:
+                    yield step
+                except GeneratorExit:  # the loop was left
+                    finish_trackers(self.callbacks, self, step)
+                    raise
                 if self._stopped:
                     finish_trackers(self.callbacks, self, step)
 

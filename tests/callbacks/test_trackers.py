@@ -52,6 +52,21 @@ def test_the_last_entry_of_a_stopped_run_has_all_that_it_spent(stop_at, by):
     assert recording.logged[-1][1]["private/epsilon"] >= run.epsilon()
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_last_entry_before_a_break_has_all_that_was_spent(stops):
+    recording = Recording()
+    run = make_run(steps=7, callbacks=[WandB(recording, every=3)])
+    for step in run:
+        if step.number == 4:
+            if stops:
+                run.stop()
+            break
+    assert [number for number, _ in recording.logged] == [3, 4]
+    assert recording.logged[-1][1]["private/epsilon"] >= run.epsilon()
+    finish(run)  # goes on
+    assert [number for number, _ in recording.logged] == [3, 4, 6, 7]
+
+
 def test_infinite_numbers_are_left_out():
     recording = Recording()
     finish(make_run(noise_multiplier=0.0, steps=1, callbacks=[WandB(recording)]))
