@@ -36,7 +36,7 @@ def test_gradients_without_noise_are_not_watched(tmp_path, offline):
     import wandb
 
     made = trainer(tmp_path)
-    with wandb.init(mode="offline"):
+    with wandb.init(mode="offline", dir=tmp_path):
         wandb.watch(made.model, log="gradients")
         with pytest.raises(UnsupportedError, match=r"gradient hook.*without noise.*wandb\.watch"):
             made.train()
