@@ -16,6 +16,7 @@ pytestmark = [
     # Warnings of machines with fewer cores than workers, and of Python versions that discourage forks.
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:This process .*is multi-threaded"),
+    pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool_'"),  # NumPy 1.26 in torch
 ]
 
 
